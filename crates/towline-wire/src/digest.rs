@@ -4,7 +4,7 @@
 //! wrong offsets and flipped bits; it is no defence against a peer that lies (such a peer could lie in the KV itself).
 
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::Xxh3;
+use thiserror::Error;
 
 /// How much of a transfer is digested.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,21 +27,34 @@ impl DigestMode {
     pub fn covers(self, position: usize, count: usize) -> bool {
         match self {
             Self::Off => false,
-            Self::Sampled => position % SAMPLE_EVERY == 0 || position + 1 == count,
+            Self::Sampled => position.is_multiple_of(SAMPLE_EVERY) || position + 1 == count,
             Self::Full => true,
         }
     }
 }
 
-/// A digest over the covered blocks of a list, in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Digest {
-    /// Which blocks it covers.
+/// The digests of the covered blocks of a list, in order. A reader that has some of the blocks already checks only
+/// those that it pulled.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Digests {
+    /// Which blocks they cover.
     pub mode: DigestMode,
-    /// XXH3-64 over the digests of the covered blocks, little-endian, as 16 hexadecimal digits: 64-bit numbers do
-    /// not survive every JSON reader.
-    #[serde(with = "hex_u64")]
-    pub value: u64,
+    /// XXH3-64 of each covered block. In JSON one text of 16 hexadecimal digits a block: 64-bit numbers do not survive
+    /// every JSON reader, and a list of texts would be longer.
+    #[serde(with = "hex_words")]
+    pub values: Vec<u64>,
+}
+
+/// Block `position` is not what its owner computed.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("block {position} has digest {found:016x}, its owner computed {promised:016x}")]
+pub struct DigestMismatch {
+    /// Position in the list.
+    pub position: usize,
+    /// The owner's digest.
+    pub promised: u64,
+    /// The digest of what arrived.
+    pub found: u64,
 }
 
 /// The digest of one block's bytes; kept with a full block, since a full block never changes.
@@ -49,24 +62,65 @@ pub fn block_digest(bytes: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(bytes)
 }
 
-/// Folds the digests of blocks into one: the caller gives them in order, with `mode` deciding which count.
-pub fn fold(mode: DigestMode, count: usize, mut of_block: impl FnMut(usize) -> u64) -> Digest {
-    let mut hasher = Xxh3::new();
-    for position in (0..count).filter(|position| mode.covers(*position, count)) {
-        hasher.update(&of_block(position).to_le_bytes());
+impl Digests {
+    /// Digests of those of `count` blocks that `mode` covers; `of_block` is asked for each in order.
+    pub fn of(mode: DigestMode, count: usize, of_block: impl FnMut(usize) -> u64) -> Self {
+        Self { mode, values: covered(mode, count).map(of_block).collect() }
     }
-    Digest { mode, value: hasher.digest() }
+
+    /// Whether there is a digest for exactly the blocks that the mode covers of `count`.
+    pub fn is_complete(&self, count: usize) -> bool {
+        self.values.len() == covered(self.mode, count).count()
+    }
+
+    /// Compares the covered blocks from position `first` on; `of_block` digests what arrived.
+    ///
+    /// # Errors
+    /// The first [`DigestMismatch`].
+    pub fn check(
+        &self,
+        first: usize,
+        count: usize,
+        mut of_block: impl FnMut(usize) -> u64,
+    ) -> Result<(), DigestMismatch> {
+        for (position, promised) in
+            covered(self.mode, count).zip(&self.values).filter(|(position, _)| *position >= first)
+        {
+            let found = of_block(position);
+            if found != *promised {
+                return Err(DigestMismatch { position, promised: *promised, found });
+            }
+        }
+        Ok(())
+    }
 }
 
-mod hex_u64 {
+fn covered(mode: DigestMode, count: usize) -> impl Iterator<Item = usize> {
+    (0..count).filter(move |position| mode.covers(*position, count))
+}
+
+mod hex_words {
+    use std::fmt::Write;
+
+    use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};
 
-    pub(super) fn serialize<S: Serializer>(value: &u64, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&format!("{value:016x}"))
+    pub(super) fn serialize<S: Serializer>(words: &[u64], serializer: S) -> Result<S::Ok, S::Error> {
+        let mut text = String::with_capacity(words.len() * 16);
+        for word in words {
+            write!(text, "{word:016x}").map_err(serde::ser::Error::custom)?;
+        }
+        serializer.serialize_str(&text)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
-        u64::from_str_radix(&String::deserialize(deserializer)?, 16).map_err(serde::de::Error::custom)
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u64>, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        if !text.is_ascii() || !text.len().is_multiple_of(16) {
+            return Err(D::Error::custom("digests are 16 hexadecimal digits a block"));
+        }
+        let word =
+            |chunk: &[u8]| u64::from_str_radix(&String::from_utf8_lossy(chunk), 16).map_err(D::Error::custom);
+        text.as_bytes().chunks_exact(16).map(word).collect()
     }
 }
 
@@ -74,30 +128,43 @@ mod hex_u64 {
 mod tests {
     use super::*;
 
+    fn blocks() -> Vec<Vec<u8>> {
+        (0..20u8).map(|b| vec![b; 64]).collect()
+    }
+
+    fn digests(mode: DigestMode) -> Digests {
+        Digests::of(mode, 20, |i| block_digest(&blocks()[i]))
+    }
+
     #[test]
-    fn a_flipped_bit_or_a_swapped_block_changes_the_digest() {
-        let blocks: Vec<Vec<u8>> = (0..20u8).map(|b| vec![b; 64]).collect();
-        let of = |blocks: &[Vec<u8>]| fold(DigestMode::Full, blocks.len(), |i| block_digest(&blocks[i]));
-        let right = of(&blocks);
-        let mut flipped = blocks.clone();
+    fn a_flipped_bit_or_a_swapped_block_is_named() {
+        let mut flipped = blocks();
         flipped[7][3] ^= 1;
-        let mut swapped = blocks.clone();
+        let mut swapped = blocks();
         swapped.swap(2, 3);
-        assert_ne!(of(&flipped), right);
-        assert_ne!(of(&swapped), right);
-        assert_eq!(of(&blocks), right);
+        let first = |blocks: &[Vec<u8>], from| {
+            digests(DigestMode::Full).check(from, 20, |i| block_digest(&blocks[i]))
+        };
+        assert_eq!(first(&flipped, 0).unwrap_err().position, 7);
+        assert_eq!(first(&swapped, 0).unwrap_err().position, 2);
+        assert_eq!(first(&flipped, 8), Ok(()), "blocks before the first pulled one are the reader's own");
+        assert_eq!(first(&blocks(), 0), Ok(()));
     }
 
     #[test]
     fn sampling_covers_the_last_block() {
-        let covered: Vec<usize> = (0..20).filter(|i| DigestMode::Sampled.covers(*i, 20)).collect();
+        let covered: Vec<usize> = covered(DigestMode::Sampled, 20).collect();
         assert_eq!(covered, [0, 16, 19]);
+        assert!(digests(DigestMode::Sampled).is_complete(20));
+        assert!(digests(DigestMode::Off).is_complete(20));
+        assert!(!digests(DigestMode::Full).is_complete(19));
     }
 
     #[test]
-    fn a_digest_survives_json() {
-        let digest = Digest { mode: DigestMode::Full, value: u64::MAX - 1 };
-        let text = serde_json::to_string(&digest).unwrap();
-        assert_eq!(serde_json::from_str::<Digest>(&text).unwrap(), digest);
+    fn digests_survive_json_and_cut_ones_are_refused() {
+        let text = serde_json::to_string(&digests(DigestMode::Full)).unwrap();
+        assert_eq!(serde_json::from_str::<Digests>(&text).unwrap(), digests(DigestMode::Full));
+        assert!(serde_json::from_str::<Digests>(r#"{"mode":"full","values":"0123"}"#).is_err());
+        assert!(serde_json::from_str::<Digests>(r#"{"mode":"full","values":"zzzzzzzzzzzzzzzz"}"#).is_err());
     }
 }

@@ -8,14 +8,14 @@
 //! The shell asks [`Handoff::poll_action`] what to do, does it, and reports with [`Handoff::handle_event`]; time goes
 //! in as an argument. Three rules live here and nowhere else:
 //! - the fence is read only after **every** byte of the data has arrived;
-//! - data is good only if the fence holds the ticket's generation **and** the digest is equal (where there is one);
+//! - data is good only if the fence holds the ticket's generation **and** every digest is equal;
 //! - whatever happens after connecting, the lease is released, so that prefill's blocks go back early.
 
 use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::digest::Digest;
+use crate::digest::DigestMismatch;
 use crate::fault::{Fault, Retry};
 use crate::fence::{Fence, FenceError};
 use crate::id::Generation;
@@ -49,8 +49,8 @@ pub enum Event {
     DataArrived,
     /// The first 24 bytes of the fence slot.
     FenceRead([u8; 24]),
-    /// The digest of what arrived; `None` when the caller checks none.
-    Digested(Option<Digest>),
+    /// Whether what arrived is what the owner computed, as far as the ticket's digests cover it.
+    Digested(Result<(), DigestMismatch>),
     /// The current step failed.
     Failed(HandoffError),
     /// Time passed; needed at [`Handoff::deadline`] at the latest.
@@ -73,7 +73,6 @@ enum Phase {
 pub struct Handoff {
     generation: Generation,
     parts: u64,
-    digest: Digest,
     deadline: Now,
     phase: Phase,
     next: Option<Action>,
@@ -82,12 +81,11 @@ pub struct Handoff {
 }
 
 impl Handoff {
-    /// Begins: the data must carry `generation`, `parts` parts and `digest`, and all be done by `deadline`.
-    pub fn new(generation: Generation, parts: u64, digest: Digest, deadline: Now) -> Self {
+    /// Begins: the fence must show `generation` with `parts` parts ready, and all be done by `deadline`.
+    pub fn new(generation: Generation, parts: u64, deadline: Now) -> Self {
         Self {
             generation,
             parts,
-            digest,
             deadline,
             phase: Phase::Connecting,
             next: Some(Action::Connect),
@@ -132,7 +130,9 @@ impl Handoff {
                 self.enter(Phase::Fencing { reads: 1 }, Action::ReadFence)
             }
             (Phase::Fencing { reads }, Event::FenceRead(slot)) => self.handle_fence(reads, &slot),
-            (Phase::Checking, Event::Digested(found)) => self.handle_digest(found),
+            (Phase::Checking, Event::Digested(found)) => {
+                self.end(found.map_err(HandoffError::DigestMismatch))
+            }
             _ => {}
         }
     }
@@ -144,15 +144,6 @@ impl Handoff {
                 self.enter(Phase::Fencing { reads: reads + 1 }, Action::ReadFence);
             }
             Err(error) => self.fail(HandoffError::Expired { detail: error }),
-        }
-    }
-
-    fn handle_digest(&mut self, found: Option<Digest>) {
-        match found {
-            Some(found) if found != self.digest => {
-                self.fail(HandoffError::DigestMismatch { promised: self.digest.value, found: found.value });
-            }
-            _ => self.end(Ok(())),
         }
     }
 
@@ -214,13 +205,8 @@ pub enum HandoffError {
     #[error("prefill refused the read: its lease is over")]
     LeaseOver,
     /// The data is not what the owner computed.
-    #[error("digest mismatch: promised {promised:016x}, found {found:016x}")]
-    DigestMismatch {
-        /// The ticket's.
-        promised: u64,
-        /// Over what arrived.
-        found: u64,
-    },
+    #[error("digest mismatch: {0}")]
+    DigestMismatch(DigestMismatch),
     /// The caller gave up.
     #[error("cancelled")]
     Cancelled,
@@ -261,7 +247,7 @@ impl HandoffError {
             Self::ContractViolation { .. } => "contract_violation",
             Self::Stalled { .. } => "stalled",
             Self::Expired { .. } | Self::LeaseOver => "expired",
-            Self::DigestMismatch { .. } => "digest_mismatch",
+            Self::DigestMismatch(_) => "digest_mismatch",
             Self::Cancelled => "cancelled",
             Self::Invalid { .. } => "invalid",
         }
@@ -273,13 +259,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::digest::DigestMode;
 
     const GENERATION: Generation = Generation(7);
-    const DIGEST: Digest = Digest { mode: DigestMode::Full, value: 3 };
+    const MISMATCH: DigestMismatch = DigestMismatch { position: 0, promised: 1, found: 2 };
 
     fn start() -> Handoff {
-        Handoff::new(GENERATION, 1, DIGEST, Duration::from_secs(10))
+        Handoff::new(GENERATION, 1, Duration::from_secs(10))
     }
 
     fn slot(generation: Generation) -> [u8; 24] {
@@ -302,7 +287,7 @@ mod tests {
         let mut handoff = start();
         up_to_fence(&mut handoff);
         step(&mut handoff, Action::ReadFence, Event::FenceRead(slot(GENERATION)));
-        step(&mut handoff, Action::Digest, Event::Digested(Some(DIGEST)));
+        step(&mut handoff, Action::Digest, Event::Digested(Ok(())));
         assert_eq!(handoff.poll_action(), Some(Action::Release));
         assert_eq!((handoff.poll_action(), handoff.outcome()), (None, Some(&Ok(()))));
     }
@@ -327,14 +312,12 @@ mod tests {
     }
 
     #[test]
-    fn another_digest_fails_and_none_passes_where_digests_are_off() {
-        for (found, good) in [(Some(Digest { value: 4, ..DIGEST }), false), (None, true)] {
-            let mut handoff = start();
-            up_to_fence(&mut handoff);
-            step(&mut handoff, Action::ReadFence, Event::FenceRead(slot(GENERATION)));
-            step(&mut handoff, Action::Digest, Event::Digested(found));
-            assert_eq!(handoff.outcome().unwrap().is_ok(), good);
-        }
+    fn another_digest_fails() {
+        let mut handoff = start();
+        up_to_fence(&mut handoff);
+        step(&mut handoff, Action::ReadFence, Event::FenceRead(slot(GENERATION)));
+        step(&mut handoff, Action::Digest, Event::Digested(Err(MISMATCH)));
+        assert_eq!(handoff.outcome(), Some(&Err(HandoffError::DigestMismatch(MISMATCH))));
     }
 
     #[test]
@@ -364,8 +347,7 @@ mod tests {
             Just(Event::DataArrived),
             prop_oneof![Just(7u64), Just(8)].prop_map(|g| Event::FenceRead(slot(Generation(g)))),
             Just(Event::FenceRead([9; 24])),
-            prop_oneof![Just(3u64), Just(4)]
-                .prop_map(|value| Event::Digested(Some(Digest { value, ..DIGEST }))),
+            prop_oneof![Just(Ok(())), Just(Err(MISMATCH))].prop_map(Event::Digested),
             Just(Event::Tick),
             Just(Event::Cancelled),
             Just(Event::Failed(HandoffError::PeerRestarted)),
@@ -384,7 +366,7 @@ mod tests {
                     (0, Event::Connected) => 1,
                     (1, Event::DataArrived) => 2,
                     (2, Event::FenceRead(bytes)) if *bytes == slot(GENERATION) => 3,
-                    (3, Event::Digested(Some(digest))) if *digest == DIGEST => 4,
+                    (3, Event::Digested(Ok(()))) => 4,
                     (proof, _) => proof,
                 };
                 handoff.handle_event(Duration::from_secs(at), event);

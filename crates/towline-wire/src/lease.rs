@@ -38,6 +38,7 @@ struct Held {
     slot: u32,
     expires: Now,
     readers_left: u32,
+    /// Ascending, so that a request's blocks are found by binary search.
     blocks: Vec<u32>,
 }
 
@@ -127,6 +128,8 @@ impl LeaseTable {
             return Err(LeaseError::Readers { readers });
         }
         let slot = self.take_slot()?;
+        let mut blocks = blocks;
+        blocks.sort_unstable();
         let (lease, generation) = (LeaseId(self.next_lease), self.take_generation());
         self.next_lease += 1;
         let expires = now.saturating_add(ttl);
@@ -148,7 +151,7 @@ impl LeaseTable {
     ) -> Result<(), LeaseError> {
         let held = self.held.get(&lease).filter(|held| held.generation == generation);
         let held = held.ok_or(LeaseError::Over { lease })?;
-        match blocks.find(|block| !held.blocks.contains(block)) {
+        match blocks.find(|block| held.blocks.binary_search(block).is_err()) {
             None => Ok(()),
             Some(block) => Err(LeaseError::NotCovered { lease, block }),
         }

@@ -110,6 +110,8 @@ pub struct Timings {
     pub post_s: f64,
     /// From posting to the last byte in place.
     pub wire_s: f64,
+    /// Fence read and digests, after the data; 0 where the caller checks neither.
+    pub verify_s: f64,
 }
 
 /// What a transfer did.

@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::auth::{ClusterKey, Mac};
 use crate::blocks::{BlockList, BlockListError};
-use crate::digest::Digest;
+use crate::digest::Digests;
 use crate::id::{AgentName, BootEpoch, EngineId, Generation, LeaseId, RegionId};
 
 /// Schema number of a ticket.
@@ -45,12 +45,13 @@ pub struct Ticket {
     pub blocks: BlockList,
     /// Tokens of each block.
     pub block_tokens: u32,
-    /// Tokens whose KV is in the blocks; the last block may be partly filled.
+    /// Tokens whose KV is in the blocks: only full blocks are handed over, so blocks × `block_tokens`. Zero for a
+    /// prompt shorter than a block.
     pub tokens: u32,
-    /// Prefix key seed check: hash of the prompt's tokens, so that decode never joins KV to another prompt.
+    /// Hash of all the prompt's tokens, so that decode never joins this KV to another prompt.
     pub prompt_hash: String,
-    /// Digest over the full blocks.
-    pub digest: Digest,
+    /// Digests of the blocks.
+    pub digests: Digests,
     /// Who may use it: a deployment's name. A ticket of one deployment is refused by another that shares the key.
     pub audience: String,
     /// End by the owner's wall clock, seconds since 1970: a coarse guard. The fence decides.
@@ -104,7 +105,7 @@ impl SealedTicket {
         }
         ticket.blocks.validate(u64::MAX)?;
         let room = ticket.blocks.indices.len() as u64 * u64::from(ticket.block_tokens);
-        if u64::from(ticket.tokens) > room || ticket.tokens == 0 {
+        if u64::from(ticket.tokens) != room || !ticket.digests.is_complete(ticket.blocks.indices.len()) {
             return Err(TicketError::Tokens { tokens: ticket.tokens, room });
         }
         Ok(ticket)
@@ -174,7 +175,7 @@ pub enum TicketError {
     #[error("the ticket is past its end")]
     Expired,
     /// The owner is broken.
-    #[error("{tokens} tokens do not fit in blocks of {room} tokens")]
+    #[error("{tokens} tokens and their digests do not fill blocks of {room} tokens")]
     Tokens {
         /// Tokens claimed.
         tokens: u32,
@@ -189,7 +190,7 @@ pub enum TicketError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::digest::DigestMode;
+    use crate::digest::{DigestMode, Digests};
 
     fn ticket() -> Ticket {
         Ticket {
@@ -205,9 +206,9 @@ mod tests {
             fence_region: RegionId(2),
             blocks: BlockList { group: 0, bases: vec![0], block_bytes: 64, stride: 64, indices: vec![5, 2] },
             block_tokens: 16,
-            tokens: 20,
+            tokens: 32,
             prompt_hash: "00".into(),
-            digest: Digest { mode: DigestMode::Full, value: 17 },
+            digests: Digests { mode: DigestMode::Full, values: vec![17, 18] },
             audience: "default".into(),
             expires_unix_s: 1000,
         }
@@ -228,13 +229,20 @@ mod tests {
     }
 
     #[test]
+    fn a_prompt_shorter_than_a_block_has_a_ticket_without_blocks() {
+        let blocks = BlockList { indices: vec![], ..ticket().blocks };
+        let none = Ticket { blocks, tokens: 0, digests: Digests::default(), ..ticket() };
+        assert_eq!(none.clone().seal(&key()).open(&key(), "default", 0), Ok(none));
+    }
+
+    #[test]
     fn any_altered_field_breaks_the_seal() {
         let json = through_json(&ticket().seal(&key()));
         for field in json.as_object().unwrap().keys() {
             let mut altered = json.clone();
             let value = match &json[field] {
                 serde_json::Value::String(text) if field == "engine" => {
-                    EngineId::from_bytes([text.len() as u8; 16]).to_string().into()
+                    EngineId::from_bytes([text.as_bytes()[0]; 16]).to_string().into()
                 }
                 serde_json::Value::String(text) if text.parse::<u64>().is_ok() => "3".into(),
                 serde_json::Value::String(text) if field == "seal" => {
