@@ -1,0 +1,79 @@
+//! What sessions, transports and transfers of one agent share.
+
+use std::io;
+use std::sync::{Arc, OnceLock};
+
+use towline_wire::auth::{ClusterKey, Identity};
+use towline_wire::card::{AgentCard, Endpoint, Fingerprint};
+use towline_wire::id::{BootEpoch, EngineId};
+
+use super::config::{AgentConfig, Limits, Owner, ShmConfig};
+use super::region::Regions;
+use super::stats::Counters;
+use crate::io::Io;
+use crate::transport::shm::Copiers;
+
+/// One agent's identity, books and threads.
+pub(crate) struct Environment {
+    pub(crate) identity: Identity,
+    pub(crate) key: ClusterKey,
+    pub(crate) limits: Limits,
+    pub(crate) shm: ShmConfig,
+    pub(crate) tcp: bool,
+    pub(crate) owner: Arc<dyn Owner>,
+    pub(crate) io: Arc<Io>,
+    pub(crate) regions: Regions,
+    pub(crate) counters: Counters,
+    pub(crate) copiers: Copiers,
+    engine: EngineId,
+    fingerprint: Fingerprint,
+    endpoints: OnceLock<Vec<Endpoint>>,
+}
+
+impl Environment {
+    pub(crate) fn new(config: AgentConfig, owner: Arc<dyn Owner>, io: Arc<Io>) -> io::Result<Self> {
+        let boot_epoch = BootEpoch(u64::from_le_bytes(random()?));
+        Ok(Self {
+            identity: Identity { agent: config.name, boot_epoch },
+            key: config.key,
+            limits: config.limits,
+            shm: config.shm,
+            tcp: config.tcp,
+            owner,
+            io,
+            regions: Regions::default(),
+            counters: Counters::default(),
+            copiers: Copiers::new(config.copy_threads),
+            engine: config.engine,
+            fingerprint: config.fingerprint,
+            endpoints: OnceLock::new(),
+        })
+    }
+
+    /// Sets the card's endpoints, once, before anybody can ask for it.
+    pub(crate) fn publish_endpoints(&self, endpoints: Vec<Endpoint>) {
+        let _ = self.endpoints.set(endpoints);
+    }
+
+    /// The card as it is now.
+    pub(crate) fn card(&self) -> AgentCard {
+        let (regions, roles) = self.regions.cards();
+        AgentCard {
+            agent: self.identity.agent.clone(),
+            engine: self.engine,
+            boot_epoch: self.identity.boot_epoch,
+            endpoints: self.endpoints.get().cloned().unwrap_or_default(),
+            regions,
+            fingerprint: self.fingerprint.clone(),
+            fence_region: roles.fence,
+            kv_region: roles.kv,
+        }
+    }
+}
+
+/// Fresh random bytes from the kernel.
+pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(io::Error::other)?;
+    Ok(bytes)
+}

@@ -1,0 +1,203 @@
+//! The agent: regions, peers and transfers of one role in one process.
+//!
+//! Several may live in one process; each has its own threads, port and keys. [`Agent`] is a handle: the last clone that
+//! goes stops the threads and closes every session. Regions and peers outlive it harmlessly: they find it closed.
+
+mod config;
+mod connect;
+mod environment;
+mod job;
+mod peer;
+mod plan;
+mod region;
+mod stats;
+mod transfer;
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use towline_wire::auth::Identity;
+use towline_wire::card::{AgentCard, Endpoint};
+use towline_wire::id::{AgentName, BootEpoch};
+use towline_wire::receipt::TransportKind;
+
+pub use config::{
+    AgentConfig, ConnectOptions, Limits, Owner, RegionOptions, RegionRole, ShmConfig, TransportChoice,
+};
+pub(crate) use environment::{Environment, random};
+pub use peer::Peer;
+pub use region::Region;
+pub(crate) use region::RegionEntry;
+pub(crate) use stats::Seat;
+pub use stats::{AgentStats, TransportTraffic};
+pub use transfer::{Prepared, Transfer, TransferRequest};
+
+use crate::control::Listener;
+use crate::error::{ConnectError, Reasons, StartError};
+use crate::io::Reactor;
+use crate::pending::Pending;
+use crate::region::{Memory, RegisterError};
+use crate::transport::{Capabilities, REGISTRY, Transport};
+
+/// One transport of this build, as an agent finds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TransportStatus {
+    /// Which.
+    pub kind: TransportKind,
+    /// What it can do here, or why it is not available.
+    pub available: Result<Capabilities, String>,
+}
+
+/// Registers memory, serves peers, connects to peers. A cheap handle; `Send + Sync`.
+#[derive(Clone)]
+pub struct Agent(Arc<Running>);
+
+struct Running {
+    environment: Arc<Environment>,
+    transports: Vec<Arc<dyn Transport>>,
+    statuses: Vec<TransportStatus>,
+    bound: SocketAddr,
+    address: String,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Agent {
+    /// Starts the threads, opens what transports it can and listens.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn start(config: AgentConfig, owner: Arc<dyn Owner>) -> Result<Self, StartError> {
+        let system = |step| move |error| StartError::System { step, error };
+        let (listener, bound) = Listener::bind(config.listen)?;
+        let (io, reactor) = Reactor::new().map_err(system("epoll"))?;
+        let advertised = config.advertise.clone();
+        let environment = Arc::new(Environment::new(config, owner, io).map_err(system("getrandom"))?);
+        let thread = reactor.start().map_err(system("starting the io thread"))?;
+        // From here on dropping `running` stops everything that was started.
+        let mut running = Running {
+            environment,
+            transports: Vec::new(),
+            statuses: Vec::new(),
+            bound,
+            address: advertised.unwrap_or_else(|| bound.to_string()),
+            thread: Mutex::new(Some(thread)),
+        };
+        running.open_transports()?;
+        running.environment.io.spawn(listener.serve(&running.environment));
+        Ok(Self(Arc::new(running)))
+    }
+
+    /// Makes memory a region that peers may read, and write if `options` say so, until the [`Region`] is dropped.
+    ///
+    /// # Errors
+    /// [`RegisterError::Sealed`], [`RegisterError::Foreign`], [`RegisterError::TooMany`].
+    pub fn register(&self, memory: Arc<Memory>, options: RegionOptions) -> Result<Region, RegisterError> {
+        Region::register(&self.0.environment, &self.0.transports, memory, options)
+    }
+
+    /// `host:port` that peers dial.
+    pub fn address(&self) -> &str {
+        &self.0.address
+    }
+
+    /// The socket address listened on.
+    pub fn bound(&self) -> SocketAddr {
+        self.0.bound
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &AgentName {
+        &self.identity().agent
+    }
+
+    /// Its incarnation.
+    pub fn boot_epoch(&self) -> BootEpoch {
+        self.identity().boot_epoch
+    }
+
+    /// Name and incarnation, as peers see them proved.
+    pub fn identity(&self) -> &Identity {
+        &self.0.environment.identity
+    }
+
+    /// What it offers now.
+    pub fn card(&self) -> AgentCard {
+        self.0.environment.card()
+    }
+
+    /// Dials `address` (`host:port`), proves itself, fetches the card, checks what `options` ask and opens a path.
+    pub fn connect(&self, address: &str, options: ConnectOptions) -> Pending<Result<Peer, ConnectError>> {
+        connect::dial(&self.0.environment, &self.0.transports, &self.0.statuses, (address, options))
+    }
+
+    /// The transports of this build, preferred first, each with its capabilities or the reason why it is unavailable.
+    pub fn transports(&self) -> Vec<TransportStatus> {
+        self.0.statuses.clone()
+    }
+
+    /// Counters since the start, for metrics.
+    pub fn stats(&self) -> AgentStats {
+        self.0.environment.counters.snapshot()
+    }
+}
+
+impl std::fmt::Debug for Agent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Agent({} at {})", self.name(), self.address())
+    }
+}
+
+impl Running {
+    fn open_transports(&mut self) -> Result<(), StartError> {
+        for entry in &REGISTRY {
+            let opened = (entry.open)(&self.environment);
+            let available = opened.map(|transport| {
+                let capabilities = transport.capabilities();
+                self.transports.push(transport);
+                capabilities
+            });
+            if let Err(reason) = &available {
+                tracing::info!(transport = %entry.kind, reason, "transport not available");
+            }
+            self.statuses.push(TransportStatus { kind: entry.kind, available });
+        }
+        if self.transports.is_empty() {
+            let reasons =
+                self.statuses.drain(..).filter_map(|s| Some((s.kind, s.available.err()?))).collect();
+            return Err(StartError::NoTransport { reasons: Reasons(reasons) });
+        }
+        let endpoint = |t: &Arc<dyn Transport>| Endpoint { transport: t.kind(), address: t.endpoint() };
+        self.environment.publish_endpoints(self.transports.iter().map(endpoint).collect());
+        Ok(())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.environment.io.stop();
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(thread) = thread else { return };
+        // A callback may hold the last handle; its thread cannot join itself and ends right after.
+        if thread.thread().id() != std::thread::current().id() {
+            let _ = thread.join();
+        }
+        self.environment.copiers.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_go_to_any_thread() {
+        fn shared<T: Send + Sync>() {}
+        shared::<Agent>();
+        shared::<Peer>();
+        shared::<Region>();
+        shared::<Prepared>();
+        shared::<Transfer>();
+        shared::<Pending<Result<Peer, ConnectError>>>();
+    }
+}

@@ -1,0 +1,208 @@
+//! The loop of `towline-io`.
+
+use std::collections::HashMap;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use mio::{Events, Interest, Poll, Token, Waker};
+
+use super::timers::Target;
+use super::{Cause, Flow, Io, Session, SessionId, TimerKey};
+use crate::error::SessionError;
+
+/// Below it: the waker's token.
+pub(super) const FIRST_SESSION: usize = 1;
+const WAKER: Token = Token(0);
+/// Events taken in one turn; more wait in the kernel.
+const EVENTS: usize = 256;
+
+struct Slot {
+    session: Box<dyn Session>,
+    timer: Option<(Instant, TimerKey)>,
+}
+
+/// The thread's own state.
+pub(crate) struct Reactor {
+    poll: Poll,
+    io: Arc<Io>,
+    sessions: HashMap<SessionId, Slot>,
+    again: Vec<SessionId>,
+}
+
+impl Reactor {
+    /// The epoll instance and the handle that others use.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn new() -> io::Result<(Arc<Io>, Self)> {
+        let poll = Poll::new()?;
+        let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
+        let io = Arc::new(Io::new(waker));
+        Ok((Arc::clone(&io), Self { poll, io, sessions: HashMap::new(), again: Vec::new() }))
+    }
+
+    /// Starts the thread; it ends after [`Io::stop`].
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn start(mut self) -> io::Result<JoinHandle<()>> {
+        std::thread::Builder::new().name("towline-io".into()).spawn(move || {
+            let _ = self.io.thread.set(std::thread::current().id());
+            if catch_unwind(AssertUnwindSafe(|| self.run())).is_err() {
+                tracing::error!("a callback panicked on the io thread; the agent stops");
+            }
+            // Dropped here, not while unwinding: its sessions end, and nobody is left waiting.
+            drop(self);
+        })
+    }
+
+    fn run(&mut self) {
+        let mut events = Events::with_capacity(EVENTS);
+        while self.take_commands() {
+            self.fire_timers();
+            self.run_again();
+            self.sleep(&mut events);
+        }
+    }
+
+    /// Spawns and pokes; false when the thread should end.
+    fn take_commands(&mut self) -> bool {
+        let mut queue = self.io.lock();
+        if queue.stopped {
+            return false;
+        }
+        let (spawned, poked) = (std::mem::take(&mut queue.spawned), std::mem::take(&mut queue.poked));
+        drop(queue);
+        for (id, session) in spawned {
+            self.adopt(id, session);
+        }
+        for id in poked {
+            self.drive(id, Cause::Poke);
+        }
+        true
+    }
+
+    fn adopt(&mut self, id: SessionId, mut session: Box<dyn Session>) {
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        let Some(source) = session.source() else { return };
+        match self.poll.registry().register(source, Token(id.0), interest) {
+            Ok(()) => {
+                self.sessions.insert(id, Slot { session, timer: None });
+                self.drive(id, Cause::Ready);
+            }
+            Err(error) => session.handle_closed(error.into()),
+        }
+    }
+
+    fn drive(&mut self, id: SessionId, mut cause: Cause) {
+        while let Some(slot) = self.sessions.get_mut(&id) {
+            match slot.session.drive(cause) {
+                Ok(Flow::Become(next)) => {
+                    slot.session = next;
+                    cause = Cause::Ready;
+                    continue;
+                }
+                Ok(Flow::Again) => self.again.push(id),
+                Ok(Flow::Wait) => {}
+                Err(why) => return self.close(id, why),
+            }
+            return self.retime(id);
+        }
+    }
+
+    fn retime(&mut self, id: SessionId) {
+        let Some(slot) = self.sessions.get_mut(&id) else { return };
+        let wanted = slot.session.deadline();
+        if wanted == slot.timer.as_ref().map(|(when, _)| *when) {
+            return;
+        }
+        if let Some((_, key)) = slot.timer.take() {
+            self.io.timers.cancel(key);
+        }
+        slot.timer = wanted.map(|when| (when, self.io.timers.insert_target(when, Target::Session(id))));
+    }
+
+    fn close(&mut self, id: SessionId, why: SessionError) {
+        let Some(mut slot) = self.sessions.remove(&id) else { return };
+        if let Some((_, key)) = slot.timer {
+            self.io.timers.cancel(key);
+        }
+        if let Some(source) = slot.session.source() {
+            // Fails only for a socket that was never registered.
+            let _ = self.poll.registry().deregister(source);
+        }
+        slot.session.handle_closed(why);
+    }
+
+    fn fire_timers(&mut self) {
+        let now = Instant::now();
+        while let Some(target) = self.io.timers.pop_due(now) {
+            match target {
+                Target::Session(id) => {
+                    if let Some(slot) = self.sessions.get_mut(&id) {
+                        slot.timer = None;
+                    }
+                    self.drive(id, Cause::Deadline);
+                }
+                Target::Timed(timed) => {
+                    if let Some(timed) = timed.upgrade() {
+                        timed.handle_deadline();
+                    }
+                }
+            }
+        }
+    }
+
+    fn run_again(&mut self) {
+        for id in std::mem::take(&mut self.again) {
+            self.drive(id, Cause::Ready);
+        }
+    }
+
+    fn sleep(&mut self, events: &mut Events) {
+        let next = self.io.timers.sleep();
+        let queue = self.io.lock();
+        let busy =
+            queue.stopped || !queue.poked.is_empty() || !queue.spawned.is_empty() || !self.again.is_empty();
+        drop(queue);
+        let timeout = if busy {
+            Some(std::time::Duration::ZERO)
+        } else {
+            next.map(|when| when.saturating_duration_since(Instant::now()))
+        };
+        let polled = self.poll.poll(events, timeout);
+        self.io.timers.awake();
+        if let Err(error) = polled
+            && error.kind() != io::ErrorKind::Interrupted
+        {
+            tracing::error!(%error, "epoll_wait failed");
+        }
+        let ready: Vec<_> =
+            events.iter().map(mio::event::Event::token).filter(|token| *token != WAKER).collect();
+        for token in ready {
+            self.drive(SessionId(token.0), Cause::Ready);
+        }
+    }
+
+    fn close_all(&mut self) {
+        let mut spawned = std::mem::take(&mut self.io.lock().spawned);
+        for (_, session) in spawned.drain(..) {
+            session.handle_closed(SessionError::Closed("the agent stopped"));
+        }
+        let ids: Vec<_> = self.sessions.keys().copied().collect();
+        for id in ids {
+            self.close(id, SessionError::Closed("the agent stopped"));
+        }
+    }
+}
+
+impl Drop for Reactor {
+    /// Whoever comes later finds the agent stopped.
+    fn drop(&mut self) {
+        self.io.lock().stopped = true;
+        self.close_all();
+    }
+}

@@ -1,0 +1,67 @@
+//! What can go wrong with memory.
+
+use thiserror::Error;
+
+use super::REGION_BYTES_MAX;
+
+/// Why memory could not be made, mapped or registered.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum RegisterError {
+    /// Ask for 1 byte to 1 TiB.
+    #[error("a region has 1 to {REGION_BYTES_MAX} bytes, not {len}")]
+    Size {
+        /// Bytes asked for.
+        len: u64,
+    },
+    /// The kernel refused: free memory, raise the container's limit, or ask for less.
+    #[error("{step} failed for a region of {len} bytes: {errno}")]
+    Allocate {
+        /// Bytes asked for.
+        len: u64,
+        /// The system call.
+        step: &'static str,
+        /// Its error.
+        errno: rustix::io::Errno,
+    },
+    /// The peer passed a file that it could still shrink; it is not mapped.
+    #[error("the peer's memory is not sealed against resizing")]
+    Unsealed,
+    /// The mapping does not show what the card promised: it is not the memory of the agent that sent the card.
+    #[error("the mapping does not carry the nonce of the peer's card")]
+    NotThePeers,
+    /// Peers can write only into memory made for it; allocate it with [`Access::PeersWrite`](super::Access).
+    #[error("the memory is sealed against writes of peers")]
+    Sealed,
+    /// A memory that belongs to a peer cannot be offered to others.
+    #[error("the memory is a peer's, mapped here")]
+    Foreign,
+    /// Deregister regions first.
+    #[error("an agent has at most {limit} regions")]
+    TooMany {
+        /// The bound.
+        limit: usize,
+    },
+    /// The peer's card and its file disagree; fetch the card again.
+    #[error("the peer promised {promised} bytes, its memory has {found}")]
+    Length {
+        /// Bytes in the card.
+        promised: u64,
+        /// Bytes of the file.
+        found: i64,
+    },
+}
+
+/// A range that leaves the memory, or a write to a peer's.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("{len} bytes at {offset} are outside a {} memory of {memory_len} bytes", if *writable { "writable" } else { "read-only" })]
+pub struct RangeError {
+    /// First byte asked for.
+    pub offset: u64,
+    /// Bytes asked for.
+    pub len: u64,
+    /// Bytes there are.
+    pub memory_len: u64,
+    /// Whether writes are allowed at all.
+    pub writable: bool,
+}

@@ -1,0 +1,13 @@
+//! The fabric from outside: agents, peers, transfers and faults over loopback and shared memory.
+
+#![expect(clippy::unwrap_used, reason = "in a test's helpers too, what fails should stop the test")]
+
+mod chaos;
+mod child;
+mod conformance;
+mod connect;
+mod drain;
+mod raw;
+mod resources;
+mod strangers;
+mod support;
