@@ -2,6 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+/// The code of an error that says: this worker is well, but the KV it was sent for did not come. A router must not hold
+/// it against the worker that says so.
+pub const KV_TRANSFER_FAILED: &str = "kv_transfer_failed";
+
 /// `{"error": {...}}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {

@@ -11,6 +11,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PrefixKey([u8; 16]);
 
+impl PrefixKey {
+    /// As 32 hexadecimal digits.
+    pub fn to_hex(&self) -> String {
+        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
 /// Makes the keys of one engine and salt.
 #[derive(Clone, Debug)]
 pub struct PrefixHasher {

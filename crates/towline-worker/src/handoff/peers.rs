@@ -1,0 +1,69 @@
+//! One connection for each prefill worker, made when first needed and kept while it is good.
+//!
+//! Only addresses from sealed tickets come here. A connection is replaced when it closed, or when a ticket names
+//! another incarnation of the worker: KV of a restarted worker is never read through the old session.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::Mutex as AsyncMutex;
+use towline_fabric::{ConnectError, Peer};
+use towline_wire::ticket::Ticket;
+
+/// Most prefill workers that one decode worker keeps a connection to; the least recently made are dropped beyond it.
+const PEERS_MAX: usize = 1024;
+
+type Slot = Arc<AsyncMutex<Option<Peer>>>;
+
+#[derive(Default)]
+pub(super) struct Peers {
+    slots: Mutex<HashMap<String, Slot>>,
+}
+
+impl Peers {
+    /// The connection to the ticket's owner: a kept one, or one that `connect` makes. Requests for the same owner
+    /// wait for one attempt instead of making several.
+    pub(super) async fn reach<F>(
+        &self,
+        ticket: &Ticket,
+        connect: impl FnOnce() -> F,
+    ) -> Result<Peer, ConnectError>
+    where
+        F: Future<Output = Result<Peer, ConnectError>>,
+    {
+        let slot = self.slot(&ticket.address);
+        let mut kept = slot.lock().await;
+        if let Some(peer) = kept.as_ref().filter(|peer| is_owner(peer, ticket)) {
+            return Ok(peer.clone());
+        }
+        *kept = None;
+        let peer = connect().await?;
+        *kept = Some(peer.clone());
+        Ok(peer)
+    }
+
+    fn slot(&self, address: &str) -> Slot {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        if slots.len() >= PEERS_MAX && !slots.contains_key(address) {
+            slots.retain(|_, slot| {
+                Arc::strong_count(slot) > 1 || slot.try_lock().is_ok_and(|peer| is_open(peer.as_ref()))
+            });
+            if slots.len() >= PEERS_MAX {
+                slots.clear();
+            }
+        }
+        Arc::clone(slots.entry(address.to_owned()).or_default())
+    }
+}
+
+fn is_open(peer: Option<&Peer>) -> bool {
+    peer.is_some_and(Peer::is_open)
+}
+
+fn is_owner(peer: &Peer, ticket: &Ticket) -> bool {
+    let card = peer.card();
+    peer.is_open()
+        && card.boot_epoch == ticket.boot_epoch
+        && card.agent == ticket.agent
+        && card.engine == ticket.engine
+}

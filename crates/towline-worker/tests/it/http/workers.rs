@@ -1,0 +1,179 @@
+//! Whole workers over a tiny model: started, asked, handed over from one to the other, stopped.
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use towline_wire::auth::ClusterKey;
+use towline_worker::serve::{Progress, Role, ServeError, StartError, Transport, Worker, WorkerConfig};
+use towline_worker::testing::TinyModel;
+
+use super::client::{Reply, SOON, call, metric_at, request, until};
+use crate::support;
+
+fn config(model: &Path, role: Role) -> WorkerConfig {
+    WorkerConfig {
+        role,
+        model_name: Some("tiny".into()),
+        threads: 1,
+        kv_cache_bytes: 4 << 20,
+        ..WorkerConfig::new(model, ClusterKey::from_bytes([3; 32]))
+    }
+}
+
+struct Running {
+    address: SocketAddr,
+    stop: CancellationToken,
+    work: JoinHandle<Result<(), ServeError>>,
+}
+
+async fn start(config: WorkerConfig) -> Running {
+    let worker =
+        tokio::task::spawn_blocking(|| Worker::start(config, |_: Progress| {})).await.unwrap().unwrap();
+    let (address, stop) = (worker.http_addr(), CancellationToken::new());
+    Running { address, stop: stop.clone(), work: tokio::spawn(worker.run(stop)) }
+}
+
+impl Running {
+    async fn complete(&self, body: &Value) -> Reply {
+        let headers = [("x-towline-receipt", "1")];
+        call(self.address, request("POST", "/v1/completions", &headers, body.to_string())).await
+    }
+
+    async fn end(self) {
+        self.stop.cancel();
+        tokio::time::timeout(SOON, self.work).await.expect("a bounded stop").unwrap().unwrap();
+    }
+}
+
+fn ask(prompt: &str, max_tokens: usize) -> Value {
+    json!({"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true,
+        "return_token_ids": true})
+}
+
+fn with_params(mut body: Value, params: &Value) -> Value {
+    body["kv_transfer_params"] = params.clone();
+    body
+}
+
+/// Both legs as the router makes them; the decode worker's answer.
+async fn two_legs(prefill: &Running, decode: &Running, body: &Value) -> Reply {
+    let mut leg = with_params(body.clone(), &json!({"do_remote_decode": true, "do_remote_prefill": false}));
+    leg["max_tokens"] = json!(1);
+    let reply = prefill.complete(&leg).await;
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    decode.complete(&with_params(body.clone(), &reply.json()["kv_transfer_params"])).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_legs_answer_as_one_worker_does_over_every_transport() {
+    let model = support::write(&TinyModel::default());
+    let alone = start(config(&model.path, Role::Aggregated)).await;
+    for (transport, evidence) in [(Transport::Shm, "mapping"), (Transport::Tcp, "socket")] {
+        let of = |role| WorkerConfig { transport, ..config(&model.path, role) };
+        let (prefill, decode) = (start(of(Role::Prefill)).await, start(of(Role::Decode)).await);
+        for prompt in ["hi", "The world, and all that is in it: 世界 🌍", &"the other one ".repeat(30)] {
+            let body = ask(prompt, 12);
+            let expected = alone.complete(&body).await.json();
+            let reply = two_legs(&prefill, &decode, &body).await;
+            assert_eq!(reply.status, 200, "{}", reply.body);
+            let answer = reply.json();
+            assert_eq!(answer["choices"], expected["choices"]);
+            let (usage, receipt) = (&answer["usage"], &answer["usage"]["towline_receipt"]);
+            assert!(usage["towline_prompt_tokens_computed"].as_u64().unwrap() <= 16, "{usage}");
+            if receipt["bytes"] != 0 {
+                assert_eq!(receipt["verified_by"], evidence, "{receipt}");
+            }
+        }
+        until("every lease is given back", async || {
+            let held = metric_at(prefill.address, "towline_leases{state=\"held\"}").await;
+            let released = metric_at(prefill.address, "towline_leases_ended_total{cause=\"released\"}").await;
+            (held, released) == (Some(0.0), Some(3.0))
+        })
+        .await;
+        prefill.end().await;
+        decode.end().await;
+    }
+    alone.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_decode_worker_of_another_deployment_or_model_takes_no_kv() {
+    let model = support::write(&TinyModel::default());
+    let prefill = start(config(&model.path, Role::Prefill)).await;
+    let other = support::write(&TinyModel { seed: 2, ..TinyModel::default() });
+    let body = ask(&"the other one ".repeat(10), 4);
+
+    let decode = start(config(&other.path, Role::Decode)).await;
+    let reply = two_legs(&prefill, &decode, &body).await;
+    assert_eq!(
+        (reply.status.as_u16(), reply.fault().0.as_str()),
+        (502, "kv_transfer_failed"),
+        "{}",
+        reply.body
+    );
+    assert!(reply.body.contains("incompatible") && reply.body.contains("weights"), "{}", reply.body);
+    decode.end().await;
+
+    let foreign = WorkerConfig { deployment: "other".into(), ..config(&model.path, Role::Decode) };
+    let decode = start(foreign).await;
+    let reply = two_legs(&prefill, &decode, &body).await;
+    assert_eq!(
+        (reply.status.as_u16(), reply.fault().0.as_str()),
+        (400, "invalid_kv_transfer_params"),
+        "{}",
+        reply.body
+    );
+    decode.end().await;
+    prefill.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_context_ends_where_the_kv_memory_does() {
+    let model = support::write(&TinyModel::default());
+    // 16 blocks of 16 tokens: a quarter of the model's context.
+    let small = WorkerConfig { kv_cache_bytes: 100_000, ..config(&model.path, Role::Aggregated) };
+    let worker = start(small).await;
+    let chat = json!({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]});
+    let reply = call(worker.address, request("POST", "/v1/chat/completions", &[], chat.to_string())).await;
+    assert_eq!(reply.status, 200, "a chat without a limit gets what fits: {}", reply.body);
+    let reply = worker.complete(&ask("hi", 900)).await;
+    assert_eq!(
+        (reply.status.as_u16(), reply.fault().0.as_str()),
+        (400, "context_length_exceeded"),
+        "{}",
+        reply.body
+    );
+    worker.end().await;
+}
+
+#[test]
+fn a_start_that_cannot_succeed_says_why() {
+    let model = support::write(&TinyModel::default());
+    let start = |config| Worker::start(config, |_| {}).map(|_| ()).unwrap_err();
+    assert!(matches!(start(config(Path::new("/nowhere.gguf"), Role::Prefill)), StartError::Model(_)));
+    let tiny = WorkerConfig { kv_cache_bytes: 10, ..config(&model.path, Role::Prefill) };
+    assert!(matches!(start(tiny), StartError::KvMemory { bytes: 10, .. }));
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let listen = taken.local_addr().unwrap();
+    let error = start(WorkerConfig { listen, ..config(&model.path, Role::Prefill) });
+    assert!(matches!(&error, StartError::Listen { address, .. } if *address == listen), "{error}");
+    let error = start(WorkerConfig { kv_listen: listen, ..config(&model.path, Role::Prefill) });
+    assert!(matches!(error, StartError::Handoff(_)), "{error}");
+    let named = WorkerConfig { name: Some("a b".into()), ..config(&model.path, Role::Decode) };
+    assert!(matches!(start(named), StartError::Name(_)));
+}
+
+#[test]
+fn the_start_tells_how_far_it_is() {
+    let model = support::write(&TinyModel::default());
+    let seen = std::cell::RefCell::new(Vec::new());
+    let worker = Worker::start(config(&model.path, Role::Prefill), |at| seen.borrow_mut().push(at)).unwrap();
+    let seen = seen.into_inner();
+    assert_eq!((seen[0].step, seen[0].done), ("loading the model", 1));
+    assert_eq!(seen.last().map(|at| (at.step, at.done, at.total)), Some(("ready", 1, 1)));
+    assert!(worker.kv_address().is_some_and(|address| address.starts_with("127.0.0.1:")));
+    assert_eq!(worker.model_name(), "tiny");
+}
