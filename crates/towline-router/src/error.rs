@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, StatusCode};
 use thiserror::Error;
-use towline_wire::openai::ErrorBody;
+use towline_wire::openai::{ErrorBody, KV_TRANSFER_FAILED};
 
 use crate::pool::Role;
 
@@ -27,6 +27,9 @@ pub(crate) enum LegError {
     /// A 5xx.
     #[error("the {} worker failed with status {}", .0.word(), .1.as_u16())]
     Failed(Role, StatusCode),
+    /// The decode worker is well, but the KV did not reach it: the pair failed, not the worker.
+    #[error("the KV did not reach the decode worker: its log says why")]
+    KvTransfer,
     /// A success that isn't what was asked for.
     #[error("the {} worker's answer can't be used: {}", .0.word(), .1)]
     Garbage(Role, &'static str),
@@ -55,6 +58,7 @@ impl LegError {
             Self::Broken(_) => "broken",
             Self::Timeout(_) => "timeout",
             Self::Failed(..) => "status_5xx",
+            Self::KvTransfer => "kv_transfer",
             Self::Garbage(..) => "garbage",
             Self::NoKv => "no_kv",
             Self::Rejected(_) => "rejected",
@@ -69,7 +73,7 @@ impl LegError {
                 true
             }
             Self::Failed(_, status) => *status != StatusCode::INTERNAL_SERVER_ERROR,
-            Self::Rejected(_) => false,
+            Self::KvTransfer | Self::Rejected(_) => false,
         }
     }
 
@@ -79,7 +83,9 @@ impl LegError {
             Self::Failed(_, StatusCode::SERVICE_UNAVAILABLE) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Timeout(_) => StatusCode::GATEWAY_TIMEOUT,
             Self::Rejected(rejection) => rejection.status,
-            Self::Broken(_) | Self::Failed(..) | Self::Garbage(..) | Self::NoKv => StatusCode::BAD_GATEWAY,
+            Self::Broken(_) | Self::Failed(..) | Self::KvTransfer | Self::Garbage(..) | Self::NoKv => {
+                StatusCode::BAD_GATEWAY
+            }
         }
     }
 
@@ -90,6 +96,7 @@ impl LegError {
             Self::Timeout(_) => "worker_timeout",
             Self::Failed(_, StatusCode::SERVICE_UNAVAILABLE) => "worker_overloaded",
             Self::Failed(..) => "worker_failed",
+            Self::KvTransfer => KV_TRANSFER_FAILED,
             Self::Garbage(..) => "worker_answer_invalid",
             Self::NoKv => "prefill_returned_no_kv",
             Self::Rejected(_) => "worker_rejected_request",

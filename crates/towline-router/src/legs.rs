@@ -13,7 +13,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use serde::Deserialize;
-use towline_wire::openai::ErrorBody;
+use towline_wire::openai::{ErrorBody, KV_TRANSFER_FAILED};
 
 use crate::config::Limits;
 use crate::error::{self, LegError, Rejection};
@@ -103,16 +103,30 @@ async fn judge(worker: &Worker, response: Response<Incoming>) -> Result<Response
     } else if status.is_client_error() {
         Err(LegError::Rejected(Box::new(rejection(worker, response).await)))
     } else if status.is_server_error() {
-        Err(LegError::Failed(worker.role, status))
+        Err(failure(worker, response).await)
     } else {
         Err(LegError::Garbage(worker.role, "its status is neither success nor error"))
     }
 }
 
+/// A 5xx. Of its body only one word counts: whether the KV is what was missing.
+async fn failure(worker: &Worker, response: Response<Incoming>) -> LegError {
+    let (head, body) = response.into_parts();
+    match serde_json::from_slice::<ErrorBody>(&short(body).await) {
+        Ok(body) if body.error.code.as_deref() == Some(KV_TRANSFER_FAILED) => LegError::KvTransfer,
+        _ => LegError::Failed(worker.role, head.status),
+    }
+}
+
+/// An error's body; empty when it is too long or breaks off.
+async fn short(body: Incoming) -> Bytes {
+    let body = Limited::new(body, REJECTION_BYTES_MAX).collect().await;
+    body.map(|whole| whole.to_bytes()).unwrap_or_default()
+}
+
 async fn rejection(worker: &Worker, response: Response<Incoming>) -> Rejection {
     let (head, body) = response.into_parts();
-    let body = Limited::new(body, REJECTION_BYTES_MAX).collect().await;
-    let body = body.map(|whole| whole.to_bytes()).unwrap_or_default();
+    let body = short(body).await;
     let fit = is_openai_error(&body) && !contains(&body, worker.url.authority().as_bytes());
     Rejection {
         status: head.status,

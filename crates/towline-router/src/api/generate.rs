@@ -95,7 +95,13 @@ async fn walk(
     let headers = for_leg(&arrival.headers, &arrival.id.0, credentials);
     let writer_headers = with_receipt(headers.clone(), &arrival.headers);
     let call = Call { request, headers, writer_headers };
-    let writing = plan::run(state, &call).await?;
+    let writing = match plan::run(state, &call).await {
+        // While workers are still being listed, nobody to ask may mean that nobody serves the model.
+        Err(AnswerError::NoWorker) => {
+            return Err(unknown_model(state, &call.request.model).await.unwrap_or(AnswerError::NoWorker));
+        }
+        begun => begun?,
+    };
     deliver(state, call.request.delivery, writing, stay).await
 }
 
@@ -123,14 +129,17 @@ async fn read(body: Body, limits: &Limits) -> Result<Bytes, AnswerError> {
     }
 }
 
-/// Refuses a model that nobody serves; asks the workers again before it does, now and then.
+/// Refuses a model that nobody serves.
 async fn check_model(state: &State, model: &str) -> Result<(), AnswerError> {
     if state.pool.knowledge(model) != Knowledge::Absent {
         return Ok(());
     }
+    unknown_model(state, model).await.map_or(Ok(()), Err)
+}
+
+/// The refusal of a model that nobody serves; asks the workers again before it says so, now and then.
+async fn unknown_model(state: &State, model: &str) -> Option<AnswerError> {
     probe::refresh_models(state).await;
-    match state.pool.knowledge(model) {
-        Knowledge::Absent => Err(AnswerError::ModelNotFound(model.chars().take(128).collect())),
-        Knowledge::Listed | Knowledge::Unknown => Ok(()),
-    }
+    let absent = state.pool.knowledge(model) == Knowledge::Absent;
+    absent.then(|| AnswerError::ModelNotFound(model.chars().take(128).collect()))
 }

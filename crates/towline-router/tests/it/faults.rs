@@ -246,3 +246,15 @@ async fn worker_that_fails_its_probes_is_out_before_any_request_asks_for_it() {
     router.metric(r#"towline_router_workers{role="decode",state="usable"} 1"#).await;
     assert_eq!(router.post(CHAT, BODY).await.fault(), fault(503, "no_usable_worker"));
 }
+
+#[tokio::test]
+async fn kv_that_does_not_come_is_told_as_such_and_not_held_against_decode() {
+    let said = r#"{"error":{"message":"prefill at 10.0.0.7:1 is gone","type":"server_error","param":null,"code":"kv_transfer_failed"}}"#;
+    let (prefill, decode) = (Mock::prefill().await, Mock::status(502, said).await);
+    let router = Deployment::start(unprobed(pairs(&[prefill.address], &[decode.address]))).await;
+    for _ in 0..10 {
+        let answer = router.post(CHAT, BODY).await;
+        assert_eq!(answer.fault(), fault(502, "kv_transfer_failed"), "{answer:?}");
+        assert!(!answer.text.contains("10.0.0.7"), "{answer:?}");
+    }
+}
