@@ -1,0 +1,42 @@
+# What a newcomer types. Each target says what it does, works from a clean clone, and works twice in a row.
+# `make help` lists them. The work is in cargo and in scripts/.
+
+.DEFAULT_GOAL := help
+CARGO ?= cargo
+PYTHON ?= python3
+ARGS ?=
+# The model's name, and the sampling that its card recommends for requests that say nothing.
+MODEL_FLAGS = --model-name SmolLM2-135M-Instruct --temperature 0.2 --top-p 0.9
+
+.PHONY: help
+help: ## list the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
+
+.PHONY: up
+up: build ## fetch the model, build, and serve it here with prefill and decode in separate processes (ARGS='--aggregated')
+	@model="$$($(PYTHON) scripts/fetch_model.py)" && towline="$$(scripts/target_dir.sh)/release/towline" && \
+	  exec "$$towline" up --model "$$model" $(MODEL_FLAGS) $(ARGS)
+
+.PHONY: model
+model: ## fetch the model once and print its path
+	@$(PYTHON) scripts/fetch_model.py
+
+.PHONY: build
+build: ## build the release binary, target/release/towline
+	$(CARGO) build --release --locked -p towline
+
+.PHONY: test
+test: ## everything that CI checks, and a table of what could not be checked here
+	@scripts/test.sh
+
+.PHONY: lint
+lint: ## formatting and clippy, warnings as errors
+	@scripts/lint.sh
+
+.PHONY: fmt
+fmt: ## format the code
+	$(CARGO) fmt --all
+
+.PHONY: bench
+bench: ## the benchmarks, in release: run on a quiet machine
+	$(CARGO) bench --locked --workspace --all-features

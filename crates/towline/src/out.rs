@@ -1,0 +1,35 @@
+//! The only place that writes for the reader: one line at a time, and a reader that went away is no failure.
+//!
+//! Results go to standard output, flushed line by line, because a parent or a script waits for the ready line.
+//! Remarks go to standard error, where a failure to write is of no use to anybody.
+
+use std::fmt;
+use std::io::{self, Write};
+
+use anyhow::Result;
+
+/// Standard output has no reader any more (`towline … | head`). The process ends quietly, with success.
+#[derive(Debug)]
+pub(crate) struct ClosedPipe;
+
+impl fmt::Display for ClosedPipe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("standard output was closed by its reader")
+    }
+}
+
+impl std::error::Error for ClosedPipe {}
+
+/// Writes one line to standard output.
+pub(crate) fn line(text: &str) -> Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{text}").and_then(|()| out.flush()).map_err(|error| match error.kind() {
+        io::ErrorKind::BrokenPipe => ClosedPipe.into(),
+        _ => anyhow::Error::new(error).context("can't write to standard output"),
+    })
+}
+
+/// Writes one line to standard error.
+pub(crate) fn remark(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
