@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use xxhash_rust::xxh3::Xxh3;
 
 /// How much of a transfer is digested.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,6 +61,22 @@ pub struct DigestMismatch {
 /// The digest of one block's bytes; kept with a full block, since a full block never changes.
 pub fn block_digest(bytes: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(bytes)
+}
+
+/// [`block_digest`] of a block that comes in pieces.
+#[derive(Clone, Default)]
+pub struct BlockDigest(Xxh3);
+
+impl BlockDigest {
+    /// Takes the next piece.
+    pub fn update(&mut self, piece: &[u8]) {
+        self.0.update(piece);
+    }
+
+    /// The digest of all pieces so far.
+    pub fn finish(&self) -> u64 {
+        self.0.digest()
+    }
 }
 
 impl Digests {
@@ -149,6 +166,14 @@ mod tests {
         assert_eq!(first(&swapped, 0).unwrap_err().position, 2);
         assert_eq!(first(&flipped, 8), Ok(()), "blocks before the first pulled one are the reader's own");
         assert_eq!(first(&blocks(), 0), Ok(()));
+    }
+
+    #[test]
+    fn pieces_digest_like_the_whole() {
+        let bytes: Vec<u8> = (0..10_000u32).map(|i| i.to_le_bytes()[0] ^ 0x5a).collect();
+        let mut digest = BlockDigest::default();
+        bytes.chunks(777).for_each(|piece| digest.update(piece));
+        assert_eq!(digest.finish(), block_digest(&bytes));
     }
 
     #[test]

@@ -11,7 +11,7 @@
 //! - a published block is full, and what is full is never written again.
 //!
 //! Cost: one short lock an operation, O(1) a block, no copy. A digest is computed when it is first asked for, from
-//! one copy of the block, outside the lock.
+//! one pass over the block, outside the lock.
 
 mod blocks;
 mod table;
@@ -19,7 +19,7 @@ mod table;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use towline_fabric::Memory;
-use towline_wire::digest::block_digest;
+use towline_wire::digest::BlockDigest;
 use towline_wire::prefix::{PrefixHasher, PrefixKey};
 
 pub use blocks::{Blocks, Reservation};
@@ -28,6 +28,9 @@ pub use table::{BlockOrder, PoolFull, PoolStats, PrefixCache};
 use table::BlockTable;
 
 use crate::model::KvCache;
+
+/// Bytes copied out of the memory at a time to be digested: they stay in the first-level cache.
+const DIGEST_PIECE_BYTES: usize = 16 * 1024;
 
 /// How a pool behaves.
 #[derive(Clone, Debug, Default)]
@@ -177,12 +180,24 @@ impl KvPool {
         if let Some(digest) = self.shared.state().table.digest(block) {
             return Some(digest);
         }
-        let cache = &self.shared.cache;
-        let mut bytes = vec![0; usize::try_from(cache.block_bytes()).ok()?];
-        cache.memory().read_into(u64::from(block) * cache.block_bytes(), &mut bytes).ok()?;
-        let digest = block_digest(&bytes);
+        let digest = self.computed_digest(block)?;
         self.shared.state().table.set_digest(block, digest);
         Some(digest)
+    }
+
+    /// The digest of what a block that the caller holds contains now. `None` when it lies outside the memory.
+    pub fn computed_digest(&self, block: u32) -> Option<u64> {
+        let Geometry { block_bytes, .. } = self.geometry();
+        let mut at = u64::from(block) * block_bytes;
+        let end = at + block_bytes;
+        let (mut digest, mut piece) = (BlockDigest::default(), [0; DIGEST_PIECE_BYTES]);
+        while at < end {
+            let left = usize::try_from(end - at).unwrap_or(DIGEST_PIECE_BYTES).min(DIGEST_PIECE_BYTES);
+            self.memory().read_into(at, &mut piece[..left]).ok()?;
+            digest.update(&piece[..left]);
+            at += left as u64;
+        }
+        Some(digest.finish())
     }
 
     /// Blocks in each state.
@@ -226,6 +241,8 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use towline_wire::layout::{Gqa, KvLayout};
+
+    use towline_wire::digest::block_digest;
 
     use super::*;
 
