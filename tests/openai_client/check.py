@@ -23,7 +23,18 @@ REQUEST_SECONDS = 120
 @contextlib.contextmanager
 def deployment(towline: str, model: str):
     """Starts `towline up`; yields its address, then stops it with Ctrl-C and checks that it ended well."""
-    command = [towline, "--format", "json", "up", "--model", model, "--listen", "127.0.0.1:0", "--transport", "auto"]
+    command = [
+        towline,
+        "--format",
+        "json",
+        "up",
+        "--model",
+        model,
+        "--listen",
+        "127.0.0.1:0",
+        "--transport",
+        "auto",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     timer = threading.Timer(START_SECONDS, process.kill)
     timer.start()
@@ -111,7 +122,9 @@ def main() -> int:
     """Runs every check against one deployment."""
     towline, model = sys.argv[1:]
     with deployment(towline, model) as (address, name, lines):
-        client = openai.OpenAI(base_url=f"{address}/v1", api_key="unused", timeout=REQUEST_SECONDS, max_retries=0)
+        client = openai.OpenAI(
+            base_url=f"{address}/v1", api_key="unused", timeout=REQUEST_SECONDS, max_retries=0
+        )
         assert name in [entry.id for entry in client.models.list()], "the model is not listed"
         one = whole(client, name)
         two = streamed(client, name)

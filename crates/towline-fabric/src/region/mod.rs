@@ -171,6 +171,18 @@ impl Memory {
         self.fd.as_fd()
     }
 
+    /// Enters the pages of `len` bytes from `offset`, a multiple of the page size, into this process's page table, so
+    /// that copying them later takes no faults. Only a hint: what can't be done now happens at first touch.
+    pub fn populate(&self, offset: u64, len: u64) {
+        let Ok(start) = self.check(offset, len) else { return };
+        let size = usize::try_from(len).unwrap_or(0);
+        // SAFETY: `check` keeps the range inside the mapping.
+        let at = unsafe { self.base.add(start) };
+        let advice = rustix::mm::Advice::LinuxPopulateRead;
+        // SAFETY: this value's own mapping; the advice reads pages and changes none. Kernels before 5.14 refuse it.
+        _ = unsafe { rustix::mm::madvise(at.as_ptr().cast(), size, advice) };
+    }
+
     /// Copies `into.len()` bytes from `offset`. What another thread or process writes at the same time may arrive
     /// torn: fences and digests tell.
     ///

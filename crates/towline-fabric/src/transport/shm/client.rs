@@ -99,7 +99,9 @@ impl ShmClient {
         let Some(card) = self.peer.card.region(id) else { return Ok(()) };
         let mapped =
             map(card, file).map_err(|error| SessionError::Protocol(format!("region {id}: {error}")))?;
-        self.regions.insert(id, Arc::new(mapped));
+        let mapped = Arc::new(mapped);
+        self.environment.copiers.populate(&mapped);
+        self.regions.insert(id, mapped);
         Ok(())
     }
 
