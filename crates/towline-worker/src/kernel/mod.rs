@@ -9,8 +9,8 @@
 //! one entry point a level, compiled with that level's instructions. Floating point in Rust is never reassociated
 //! or contracted behind one's back, so scalar, AVX2 and AVX-512 agree to the bit; tests hold them to it.
 //!
-//! **Unsafe.** Only here in the crate: the instructions ([`x86`]), the team's borrowed closure ([`team`]) and matrices
-//! that members write in disjoint pieces ([`shared`]), and the weights' memory ([`arena`]).
+//! **Unsafe.** Only here in the crate: the instructions (`x86`), the team's borrowed closure ([`team`]) and matrices
+//! that members write in disjoint pieces (`shared`), and the weights' memory ([`arena`]).
 
 pub mod arena;
 pub mod attention;

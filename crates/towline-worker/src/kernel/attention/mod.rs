@@ -2,7 +2,7 @@
 //!
 //! Work is cut into *items*: one sequence, one KV head, a tile of consecutive query positions; the query heads of the
 //! KV head's group all belong to the item. An item walks its blocks in ascending order, at most 16 tokens (a *chunk*)
-//! at a time; the arithmetic of a row is in [`softmax`] and depends on its own position and nothing else.
+//! at a time; the arithmetic of a row is in `softmax` and depends on its own position and nothing else.
 //!
 //! Long contexts are cut into *segments* of [`SEGMENT_TOKENS`] at absolute positions, whose partial results are merged
 //! in ascending order. The cut is part of the arithmetic, so that one sequence's segments may go to different members:
