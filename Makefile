@@ -38,5 +38,9 @@ fmt: ## format the code
 	$(CARGO) fmt --all
 
 .PHONY: bench
-bench: ## the benchmarks, in release: run on a quiet machine
-	$(CARGO) bench --locked --workspace --all-features
+bench: build ## the benchmarks, in release, with the real model: run on a quiet machine (docs/benchmarks.md)
+	@model="$$($(PYTHON) scripts/fetch_model.py)" && export TOWLINE_MODEL="$$model" && \
+	  for of in "towline-worker engine" "towline-fabric pull" "towline-router overhead"; do \
+	    set -- $$of && $(CARGO) bench --locked -p "$$1" --bench "$$2" || exit 1; \
+	  done && \
+	  scripts/bench_serving.py "$$(scripts/target_dir.sh)/release/towline" "$$model"

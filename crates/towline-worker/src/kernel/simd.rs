@@ -66,6 +66,17 @@ pub trait Simd: Copy + Send + Sync {
     /// `rows` holds 16 rows.
     fn half_columns(self, rows: &[Half], stride: usize, pair: usize) -> (Self::F, Self::F);
 
+    /// All columns of sixteen rows of `stride` half floats, in order, a lane a row: `columns` has `stride` of them, an
+    /// even number.
+    #[inline(always)]
+    fn transpose_halves(self, rows: &[Half], stride: usize, columns: &mut [[f32; LANES]]) {
+        for (pair, columns) in columns.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            let (even, odd) = self.half_columns(rows, stride, pair);
+            self.store(even, &mut columns[0]);
+            self.store(odd, &mut columns[1]);
+        }
+    }
+
     /// Asks for the cache line where `at` starts; changes no value.
     #[inline(always)]
     fn prefetch(self, _at: &[u8]) {}

@@ -82,6 +82,56 @@ macro_rules! memory_op {
     }};
 }
 
+impl Avx512 {
+    /// Lanes of two half floats each: the low ones and the high ones.
+    #[inline(always)]
+    fn split(self, both: __m512i) -> (__m512, __m512) {
+        let even = op!(_mm512_cvtepi32_epi16(both));
+        let high = op!(_mm512_srli_epi32::<16>(both));
+        let odd = op!(_mm512_cvtepi32_epi16(high));
+        (op!(_mm512_cvtph_ps(even)), op!(_mm512_cvtph_ps(odd)))
+    }
+
+    /// Pairs `16 * square ..` of sixteen rows of `stride` half floats, a register a row.
+    #[inline(always)]
+    fn square(self, rows: &[Half], stride: usize, square: usize) -> [__m512i; LANES] {
+        let mut out = [op!(_mm512_setzero_si512()); LANES];
+        for (row, out) in rows.chunks_exact(stride).zip(&mut out) {
+            let pairs: &[[Half; 2 * LANES]] = row.as_chunks().0;
+            *out = memory_op!(_mm512_loadu_si512(pairs[square].as_ptr().cast()));
+        }
+        out
+    }
+
+    /// Transposes 16 × 16 words: within quarters by unpacking words, then pairs; across quarters by two shuffles.
+    #[inline(always)]
+    fn transpose(self, rows: [__m512i; LANES]) -> [__m512i; LANES] {
+        let (mut words, mut quads, mut out) = (rows, rows, rows);
+        for i in (0..LANES).step_by(2) {
+            words[i] = op!(_mm512_unpacklo_epi32(rows[i], rows[i + 1]));
+            words[i + 1] = op!(_mm512_unpackhi_epi32(rows[i], rows[i + 1]));
+        }
+        for i in (0..LANES).step_by(4) {
+            quads[i] = op!(_mm512_unpacklo_epi64(words[i], words[i + 2]));
+            quads[i + 1] = op!(_mm512_unpackhi_epi64(words[i], words[i + 2]));
+            quads[i + 2] = op!(_mm512_unpacklo_epi64(words[i + 1], words[i + 3]));
+            quads[i + 3] = op!(_mm512_unpackhi_epi64(words[i + 1], words[i + 3]));
+        }
+        // Quarter q of quads[4g + j] holds column 4q + j of rows 4g to 4g + 3.
+        for j in 0..4 {
+            let low_even = op!(_mm512_shuffle_i32x4::<0x88>(quads[j], quads[4 + j]));
+            let high_even = op!(_mm512_shuffle_i32x4::<0x88>(quads[8 + j], quads[12 + j]));
+            let low_odd = op!(_mm512_shuffle_i32x4::<0xdd>(quads[j], quads[4 + j]));
+            let high_odd = op!(_mm512_shuffle_i32x4::<0xdd>(quads[8 + j], quads[12 + j]));
+            out[j] = op!(_mm512_shuffle_i32x4::<0x88>(low_even, high_even));
+            out[4 + j] = op!(_mm512_shuffle_i32x4::<0x88>(low_odd, high_odd));
+            out[8 + j] = op!(_mm512_shuffle_i32x4::<0xdd>(low_even, high_even));
+            out[12 + j] = op!(_mm512_shuffle_i32x4::<0xdd>(low_odd, high_odd));
+        }
+        out
+    }
+}
+
 impl Simd for Avx512 {
     type F = __m512;
     type I = __m512i;
@@ -206,10 +256,28 @@ impl Simd for Avx512 {
         // SAFETY: `self` proves the instruction. Lane i reads the 4 bytes at element `i * stride + 2 * pair`; the
         // assertion keeps the last of them, `15 * stride + 2 * pair + 1`, inside `rows`.
         let both = unsafe { _mm512_i32gather_epi32::<4>(index, base.cast()) };
-        let even = op!(_mm512_cvtepi32_epi16(both));
-        let high = op!(_mm512_srli_epi32::<16>(both));
-        let odd = op!(_mm512_cvtepi32_epi16(high));
-        (op!(_mm512_cvtph_ps(even)), op!(_mm512_cvtph_ps(odd)))
+        self.split(both)
+    }
+
+    /// Squares of 16 rows × 16 pairs go through 64 shuffles, a rest of fewer pairs is gathered. Against gathers alone:
+    /// prefill of 512 tokens 1.06 ×, decode at 2048 1.04 × (3 interleaved runs, 2026-11-30).
+    #[inline(always)]
+    fn transpose_halves(self, rows: &[Half], stride: usize, columns: &mut [[f32; LANES]]) {
+        let (squares, rest) = columns.as_chunks_mut::<{ 2 * LANES }>();
+        let gathered = squares.len() * LANES;
+        for (square, columns) in squares.iter_mut().enumerate() {
+            let pairs = self.transpose(self.square(rows, stride, square));
+            for (both, columns) in pairs.into_iter().zip(columns.as_chunks_mut::<2>().0) {
+                let (even, odd) = self.split(both);
+                self.store(even, &mut columns[0]);
+                self.store(odd, &mut columns[1]);
+            }
+        }
+        for (pair, columns) in rest.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            let (even, odd) = self.half_columns(rows, stride, gathered + pair);
+            self.store(even, &mut columns[0]);
+            self.store(odd, &mut columns[1]);
+        }
     }
 }
 

@@ -13,12 +13,11 @@
 //!
 //! **Cost.** Decode at context c reads `c · kv_heads · head_dim · 4` bytes a layer: 23 KB a token of context over
 //! SmolLM2's 30 layers, 47 MB at 2048, a third of the weights' 143 MB. Arithmetic: `2 · heads · head_dim` FMAs a token
-//! and layer, sixteen at a time; transposing K by gathers, 32 a chunk, costs a decode step as much again.
+//! and layer, sixteen at a time, after 128 shuffles a chunk that transpose K.
 //!
-//! **Measured** (2026-11-29, as in [`super::matmul`]): decode 168 tokens/s at a context of 128, 141 at 512, 80 at
-//! 2048: there attention takes half the step. What it waits for is page walks: the cache's memfd has 4 KiB pages,
-//! from which one core of this VM streams 3 GB/s against 14 from huge pages. Hence the prefetch, and heads of a block
-//! kept together.
+//! **Measured** (2026-11-30, docs/benchmarks.md): decode 177 tokens/s at a context of 128, 90 at 2048, where attention takes
+//! half the step. Page walks are the smaller part of it: the cache's memfd has 4 KiB pages, and with huge pages the
+//! same binary makes 96. Hence the prefetch, and heads of a block kept together.
 #![expect(unsafe_code, reason = "items write disjoint heads of one output")]
 
 mod softmax;

@@ -173,11 +173,7 @@ impl Buffers {
         let bytes = count * dim * size_of::<Half>();
         read(attention, at + layer.k, &mut self.bytes[..bytes]);
         let halves: &[Half] = self.bytes.as_chunks().0;
-        for (pair, keys) in self.keys.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-            let (even, odd) = simd.half_columns(halves, dim, pair);
-            simd.store(even, &mut keys[0]);
-            simd.store(odd, &mut keys[1]);
-        }
+        simd.transpose_halves(halves, dim, &mut self.keys);
         read(attention, at + layer.v, &mut self.bytes[..bytes]);
         let halves: &[Half] = self.bytes[..bytes].as_chunks().0;
         for (values, halves) in self.values.iter_mut().zip(halves.as_chunks::<LANES>().0) {

@@ -2,6 +2,7 @@
 
 use towline_wire::receipt::TransportKind;
 use towline_worker::pool::{BlockOrder, PrefixCache};
+use towline_worker::testing::TinyModel;
 
 use super::{BOTH, Setup, Side, pair, prompt};
 
@@ -22,6 +23,17 @@ async fn for_prompts_of_every_length_around_a_block_over_both_transports() {
         for (seed, len) in (0..).zip([1, 2, 15, 16, 17, 31, 32, 33, 100, 640]) {
             check(&prefill, &decode, &alone, &prompt(len, seed)).await;
         }
+    }
+}
+
+#[tokio::test]
+async fn for_two_thousand_tokens_over_both_transports() {
+    let long = TinyModel { context: 4096, ..TinyModel::default() };
+    let start = |name, transport| Side::start(&Setup { tiny: long.clone(), ..Setup::new(name, transport) });
+    let alone = start("alone", TransportKind::Tcp);
+    for transport in BOTH {
+        let (prefill, decode) = (start("prefill", transport), start("decode", transport));
+        check(&prefill, &decode, &alone, &prompt(2000, 7)).await;
     }
 }
 
