@@ -37,15 +37,16 @@ pub enum OnViolation {
 pub struct Contract {
     /// The least a path must be.
     pub require: Requirement,
-    /// The least rate in 10⁹ bytes a second, measured; 0 for none.
+    /// The least rate in 10⁹ bytes a second, measured; 0 for none. In the vocabulary from the first wire version;
+    /// nothing enforces it yet, so no flag sets it.
     pub min_gb_per_s: f64,
     /// What happens otherwise.
     pub on_violation: OnViolation,
 }
 
 impl Contract {
-    /// Whether a path over `transport`, shown by `evidence`, is what the contract requires. The rate is judged
-    /// apart, once there is one ([`Contract::admits_rate`]).
+    /// Whether a path over `transport`, shown by `evidence`, is what the contract requires. The rate is not
+    /// judged here: at connect there is none yet.
     ///
     /// # Errors
     /// [`ContractViolation`] with what was required and found.
@@ -70,11 +71,6 @@ impl Contract {
                 }
             },
         })
-    }
-
-    /// Whether `gb_per_s` is at least what the contract asks for.
-    pub fn admits_rate(&self, gb_per_s: f64) -> bool {
-        gb_per_s >= self.min_gb_per_s
     }
 }
 

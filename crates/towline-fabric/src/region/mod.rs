@@ -6,7 +6,7 @@
 //! **Concurrency.** A transfer may write a range while the owner reads another, and a peer process may write into a
 //! region made for it. No safe slice of the memory is therefore ever handed out: safe access copies, through
 //! [`Memory::read_into`] and [`Memory::write_from`]; an engine that keeps blocks apart by its own bookkeeping uses the
-//! unsafe [`Memory::bytes`] and [`Memory::bytes_mut`] and argues why.
+//! unsafe [`Memory::bytes`] and argues why.
 //!
 //! **Proof.** Behind its bytes each memory has one more page, with a random nonce. The nonce travels in the card, over
 //! the authenticated control session; the file travels over a Unix socket. A peer that reads the card's nonce through
@@ -267,23 +267,6 @@ impl Memory {
         let start = unsafe { self.base.add(start) };
         // SAFETY: inside the mapping, which lives as long as `self`; the caller argues that nothing writes.
         Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), usize::try_from(len).unwrap_or(0)) })
-    }
-
-    /// The bytes of `range` as an exclusive slice.
-    ///
-    /// # Errors
-    /// [`RangeError`] when the range leaves the memory or the memory is a peer's.
-    ///
-    /// # Safety
-    /// While the slice lives nothing else may read or write the range in this process, and no peer may write it.
-    #[expect(clippy::mut_from_ref, reason = "exclusion is the caller's argument, by block and not by memory")]
-    pub unsafe fn bytes_mut(&self, range: Range<u64>) -> Result<&mut [u8], RangeError> {
-        let len = range.end.saturating_sub(range.start);
-        let start = self.check_writable(range.start, len)?;
-        // SAFETY: checked above.
-        let start = unsafe { self.base.add(start) };
-        // SAFETY: inside the mapping, which lives as long as `self`; the caller argues for exclusion.
-        Ok(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), usize::try_from(len).unwrap_or(0)) })
     }
 
     fn atomic(&self, offset: u64) -> Result<&AtomicU64, RangeError> {

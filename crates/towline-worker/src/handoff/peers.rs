@@ -10,7 +10,8 @@ use tokio::sync::Mutex as AsyncMutex;
 use towline_fabric::{ConnectError, Peer};
 use towline_wire::ticket::Ticket;
 
-/// Most prefill workers that one decode worker keeps a connection to; the least recently made are dropped beyond it.
+/// Most prefill workers that one decode worker keeps a connection to. One more first drops those that are closed and, if
+/// all are open, forgets all: connecting again takes a millisecond, and pulls under way keep their own handle.
 const PEERS_MAX: usize = 1024;
 
 type Slot = Arc<AsyncMutex<Option<Peer>>>;
