@@ -1,11 +1,12 @@
 //! How fast the engine prefills and decodes on this machine.
 //!
 //! `TOWLINE_MODEL=model.gguf cargo bench -p towline-worker --bench engine -- [--threads N] [--level
-//! scalar|avx2|avx512]`
+//! scalar|avx2|avx512] [--decode CONTEXT]`
 //!
 //! Prints one JSON object a line: prefill at 128 and 512 tokens, decode at contexts of 128, 512 and 2048, each as the
-//! median and the best of several runs, so that a busy neighbour shows as a gap between the two. Without
-//! `TOWLINE_MODEL` it says so and does nothing.
+//! median and the best of several runs, so that a busy neighbour shows as a gap between the two. The contexts of decode
+//! take turns, and `decode ratio` compares neighbours in time: the median, and the quartiles beside it. Without
+//! `TOWLINE_MODEL` it says so and does nothing. `--decode` runs only that context's decode, long enough for a profiler.
 #![expect(
     clippy::print_stdout,
     clippy::unwrap_used,
@@ -48,16 +49,37 @@ fn main() {
         "{}",
         serde_json::json!({"bench": "load", "machine": machine, "seconds": start.elapsed().as_secs_f64()})
     );
+    let only: Option<usize> = argument("--decode").and_then(|context| context.parse().ok());
     for (tokens, runs) in [(128, 9), (512, 5)] {
+        if only.is_some() {
+            break;
+        }
         let times = (0..runs).map(|_| bench.prefill(tokens)).collect();
         report("prefill", &machine, tokens, tokens, times);
     }
-    for context in [128, 512, 2048] {
-        for start in (0..context).step_by(512) {
-            bench.run(start, 512.min(context - start));
+    let (contexts, rounds) = only.map_or((vec![128, 512, 2048], 25), |context| (vec![context], 50));
+    for start in (0..*contexts.last().unwrap()).step_by(128) {
+        bench.run(start, 128);
+    }
+    let mut times = vec![Vec::new(); contexts.len()];
+    for _ in 0..rounds {
+        for (context, times) in contexts.iter().zip(&mut times) {
+            times.push(bench.decode(*context, 8));
         }
-        let times = (0..7).map(|_| bench.decode(context, 16)).collect();
-        report("decode", &machine, context, 16, times);
+    }
+    for (context, of) in contexts.iter().zip(&times).skip(1) {
+        let mut ratios: Vec<f64> = times[0].iter().zip(of).map(|(first, other)| first / other).collect();
+        ratios.sort_by(f64::total_cmp);
+        let [low, median, high] =
+            [1, 2, 3].map(|quarter| (ratios[ratios.len() * quarter / 4] * 1000.0).round() / 1000.0);
+        println!(
+            "{}",
+            serde_json::json!({"bench": "decode ratio", "machine": machine, "context_tokens": context,
+                "against": contexts[0], "ratio": median, "quartiles": [low, high]})
+        );
+    }
+    for (context, times) in contexts.into_iter().zip(times) {
+        report("decode", &machine, context, 8, times);
     }
 }
 

@@ -12,6 +12,7 @@
 //! **Unsafe.** Only here in the crate: the instructions (`x86`), the team's borrowed closure ([`team`]) and matrices
 //! that members write in disjoint pieces (`shared`), and the weights' memory ([`arena`]).
 
+mod aligned;
 pub mod arena;
 pub mod attention;
 pub mod matmul;

@@ -15,9 +15,9 @@
 //! SmolLM2's 30 layers, 47 MB at 2048, a third of the weights' 143 MB. Arithmetic: `2 · heads · head_dim` FMAs a token
 //! and layer, sixteen at a time, after 128 shuffles a chunk that transpose K.
 //!
-//! **Measured** (2026-11-30, docs/benchmarks.md): decode 177 tokens/s at a context of 128, 90 at 2048, where attention takes
-//! half the step. Page walks are the smaller part of it: the cache's memfd has 4 KiB pages, and with huge pages the
-//! same binary makes 96. Hence the prefetch, and heads of a block kept together.
+//! **Measured** (2026-11-30, docs/benchmarks.md): decode at 2048 runs at 0.64 of its speed at 128 with AVX2. Two things
+//! made it 0.5 before: scratch that began in the middle of a cache line (`aligned`), and asking for all of the next
+//! chunk at once, more misses than a core keeps (`softmax`). Heads of a block are kept together, for its pages.
 #![expect(unsafe_code, reason = "items write disjoint heads of one output")]
 
 mod softmax;

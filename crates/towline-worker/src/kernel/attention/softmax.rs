@@ -8,6 +8,7 @@
 #![expect(unsafe_code, reason = "takes addresses in the cache to prefetch them")]
 
 use super::super::Kernel;
+use super::super::aligned::Aligned;
 use super::super::simd::{Half, LANES, Simd};
 use super::{Attention, Item, SEGMENT_TOKENS, visible};
 
@@ -17,11 +18,11 @@ const TOGETHER: usize = 4;
 /// A member's scratch; grows to the largest item and stays.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
-    bytes: Vec<u8>,
+    bytes: Aligned<u8>,
     /// `[dim][16 tokens]`.
-    keys: Vec<[f32; LANES]>,
-    /// `[16 tokens][dim / 16][16]`.
-    values: Vec<[f32; LANES]>,
+    keys: Aligned<f32>,
+    /// `[16 tokens][dim]`.
+    values: Aligned<f32>,
     /// Scaled queries: for each four rows `[pair of dims][row]`.
     queries: Vec<[f32; 2]>,
     /// The rows within the current segment.
@@ -35,18 +36,18 @@ pub(super) struct Buffers {
 struct State {
     largest: Vec<f32>,
     sum: Vec<f32>,
-    /// `[row][dim / 16][16]`.
-    weighted: Vec<[f32; LANES]>,
+    /// `[row][dim]`.
+    weighted: Aligned<f32>,
 }
 
 impl State {
-    fn clear(&mut self, rows: usize, vectors: usize) {
+    fn clear(&mut self, rows: usize, dim: usize) {
         self.largest.clear();
         self.largest.resize(rows, f32::NEG_INFINITY);
         self.sum.clear();
         self.sum.resize(rows, 0.0);
-        self.weighted.clear();
-        self.weighted.resize(rows * vectors, [0.0; LANES]);
+        self.weighted.resize(rows * dim);
+        self.weighted.fill(0.0);
     }
 }
 
@@ -55,23 +56,24 @@ impl State {
 pub(super) struct States<'a> {
     largest: &'a [f32],
     sum: &'a [f32],
-    weighted: &'a [[f32; LANES]],
+    /// `[row][dim]`.
+    weighted: &'a [f32],
 }
 
 impl<'a> States<'a> {
     /// `count` rows from `first`.
     pub(super) fn rows(&self, first: usize, count: usize) -> States<'a> {
-        let vectors = self.weighted.len() / self.sum.len().max(1);
+        let dim = self.weighted.len() / self.sum.len().max(1);
         States {
             largest: &self.largest[first..first + count],
             sum: &self.sum[first..first + count],
-            weighted: &self.weighted[first * vectors..(first + count) * vectors],
+            weighted: &self.weighted[first * dim..(first + count) * dim],
         }
     }
 
     /// Copies the rows to a slot: all largest, all sums, all weighted V.
     pub(super) fn save(&self, slot: &mut [f32]) {
-        let parts = [self.largest, self.sum, self.weighted.as_flattened()];
+        let parts = [self.largest, self.sum, self.weighted];
         slot.iter_mut().zip(parts.into_iter().flatten()).for_each(|(to, from)| *to = *from);
     }
 }
@@ -83,7 +85,7 @@ impl Buffers {
         States {
             largest: &total.largest[..rows],
             sum: &total.sum[..rows],
-            weighted: &total.weighted[..rows * head_dim / LANES],
+            weighted: &total.weighted[..rows * head_dim],
         }
     }
 }
@@ -101,28 +103,31 @@ impl<'b> Kernel for Walk<'_, 'b> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> States<'b> {
         let shape = self.attention.shape;
-        let (group, vectors) = (shape.heads / shape.kv_heads, shape.head_dim / LANES);
+        let (group, dim) = (shape.heads / shape.kv_heads, shape.head_dim);
         let rows = self.item.rows.count * group;
         let buffers = self.buffers;
         buffers.prepare(self.attention, self.item);
         let last = self.item.rows.position + self.item.rows.count - 1;
-        buffers.total.clear(rows, vectors);
+        buffers.total.clear(rows, dim);
         for segment in self.item.first_segment..self.item.end_segment {
-            buffers.segment.clear(rows, vectors);
+            buffers.segment.clear(rows, dim);
             let end = ((segment + 1) * SEGMENT_TOKENS).min(last + 1);
             let mut start = chunk_at_or_after(segment * SEGMENT_TOKENS, shape.block_tokens);
             while start < end {
                 let tokens = LANES.min(shape.block_tokens - start % shape.block_tokens);
                 let next = start + tokens;
-                if next <= last {
+                let mut ahead = if next <= last {
                     let count = visible(last, next).min(shape.block_tokens - next % shape.block_tokens);
-                    prefetch(simd, self.attention, self.item, (next, count));
-                }
-                buffers.load(simd, self.attention, self.item, (start, visible(last, start).min(tokens)));
-                buffers.chunk(simd, (self.item.rows.position, group), (start, tokens));
+                    Ahead::new(self.attention, self.item, (next, count))
+                } else {
+                    Ahead::default()
+                };
+                let seen = visible(last, start).min(tokens);
+                buffers.load(simd, (self.attention, self.item), (start, seen), &mut ahead);
+                buffers.chunk(simd, (self.item.rows.position, group), (start, tokens), &mut ahead);
                 start += tokens;
             }
-            merge(simd, &mut buffers.total, &buffers.segment, vectors);
+            merge(simd, &mut buffers.total, &buffers.segment, dim);
         }
         buffers.totals(rows, shape.head_dim)
     }
@@ -140,9 +145,9 @@ impl Buffers {
     fn prepare(&mut self, attention: &Attention<'_>, item: &Item<'_>) {
         let shape = attention.shape;
         let (dim, group) = (shape.head_dim, shape.heads / shape.kv_heads);
-        self.bytes.resize(2 * dim * LANES, 0);
-        self.keys.resize(dim, [0.0; LANES]);
-        self.values.resize(dim, [0.0; LANES]);
+        self.bytes.resize(2 * dim * LANES);
+        self.keys.resize(dim * LANES);
+        self.values.resize(dim * LANES);
         let scale = 1.0 / (dim as f32).sqrt();
         let rows = item.rows.count * group;
         self.queries.clear();
@@ -164,20 +169,27 @@ impl Buffers {
     fn load<S: Simd>(
         &mut self,
         simd: S,
-        attention: &Attention<'_>,
-        item: &Item<'_>,
+        (attention, item): (&Attention<'_>, &Item<'_>),
         (start, count): (usize, usize),
+        ahead: &mut Ahead<'_>,
     ) {
         let (dim, layer) = (attention.shape.head_dim, attention.layer);
         let at = chunk_offset(attention, item, start);
         let bytes = count * dim * size_of::<Half>();
         read(attention, at + layer.k, &mut self.bytes[..bytes]);
+        ahead.ask(simd);
         let halves: &[Half] = self.bytes.as_chunks().0;
-        simd.transpose_halves(halves, dim, &mut self.keys);
+        simd.transpose_halves(halves, dim, self.keys.as_chunks_mut().0);
+        ahead.ask(simd);
         read(attention, at + layer.v, &mut self.bytes[..bytes]);
+        ahead.ask(simd);
         let halves: &[Half] = self.bytes[..bytes].as_chunks().0;
-        for (values, halves) in self.values.iter_mut().zip(halves.as_chunks::<LANES>().0) {
-            simd.store(simd.load_half(halves), values);
+        let values = self.values.as_chunks_mut::<LANES>().0;
+        for (values, halves) in values.chunks_mut(LANES).zip(halves.as_chunks::<LANES>().0.chunks(LANES)) {
+            for (values, halves) in values.iter_mut().zip(halves) {
+                simd.store(simd.load_half(halves), values);
+            }
+            ahead.ask(simd);
         }
     }
 
@@ -188,24 +200,27 @@ impl Buffers {
         simd: S,
         (position, group): (usize, usize),
         (start, tokens): (usize, usize),
+        ahead: &mut Ahead<'_>,
     ) {
         let rows = self.segment.sum.len();
-        let pairs = self.keys.len() / 2;
+        let (keys, values) = (self.keys.as_chunks().0, self.values.as_chunks().0);
+        let pairs = keys.len() / 2;
         for first in (0..rows).step_by(TOGETHER) {
             let together = TOGETHER.min(rows - first);
             let queries = &self.queries[first * pairs..(first + together) * pairs];
             let mut scores = [[0.0; LANES]; TOGETHER];
             match together {
-                1 => score::<S, 1>(simd, queries, &self.keys, &mut scores),
-                2 => score::<S, 2>(simd, queries, &self.keys, &mut scores),
-                3 => score::<S, 3>(simd, queries, &self.keys, &mut scores),
-                _ => score::<S, TOGETHER>(simd, queries, &self.keys, &mut scores),
+                1 => score::<S, 1>(simd, queries, keys, &mut scores),
+                2 => score::<S, 2>(simd, queries, keys, &mut scores),
+                3 => score::<S, 3>(simd, queries, keys, &mut scores),
+                _ => score::<S, TOGETHER>(simd, queries, keys, &mut scores),
             }
             for (row, scores) in (first..first + together).zip(&scores) {
                 let seen = visible(position + row / group, start).min(tokens);
                 if seen > 0 {
-                    absorb(simd, &mut self.segment, row, (scores, seen), &self.values);
+                    absorb(simd, &mut self.segment, row, (scores, seen), values);
                 }
+                ahead.ask(simd);
             }
         }
     }
@@ -219,18 +234,39 @@ fn chunk_offset(attention: &Attention<'_>, item: &Item<'_>, start: usize) -> u64
     block + (token * shape.head_dim * size_of::<Half>()) as u64
 }
 
-/// Asks for the next chunk while this one is computed. The cache is far larger than what 4 KiB pages' translations cover,
-/// and the processor's own prefetchers stop at pages: without this a long context is three times slower.
-#[inline(always)]
-fn prefetch<S: Simd>(simd: S, attention: &Attention<'_>, item: &Item<'_>, (start, count): (usize, usize)) {
-    let at = chunk_offset(attention, item, start);
-    let bytes = (count * attention.shape.head_dim * size_of::<Half>()) as u64;
-    for part in [at + attention.layer.k, at + attention.layer.v] {
-        // SAFETY: the block is in the table of a sequence in this step, so nothing writes it now; nothing is read either.
-        if let Ok(bytes) = unsafe { attention.layer.memory.bytes(part..part + bytes) } {
-            for line in bytes.chunks(64) {
-                simd.prefetch(line);
-            }
+/// The next chunk's lines, asked for a few at a time while this one is computed.
+///
+/// The cache is far larger than what 4 KiB pages' translations cover, and the processor's own prefetchers stop at pages:
+/// without this a long context is three times slower. A few at a time, because a core keeps 10 to 24 misses and waits
+/// when it is asked for more.
+#[derive(Default)]
+struct Ahead<'a> {
+    parts: [&'a [u8]; 2],
+}
+
+/// Lines asked for at once.
+const LINES: usize = 8;
+
+impl<'a> Ahead<'a> {
+    fn new(attention: &'a Attention<'_>, item: &Item<'_>, (start, count): (usize, usize)) -> Self {
+        let at = chunk_offset(attention, item, start);
+        let bytes = (count * attention.shape.head_dim * size_of::<Half>()) as u64;
+        let part = |part: u64| {
+            // SAFETY: the block is in the table of a sequence in this step, so nothing writes it now; nothing is read
+            // either.
+            unsafe { attention.layer.memory.bytes(at + part..at + part + bytes) }.unwrap_or_default()
+        };
+        Self { parts: [part(attention.layer.k), part(attention.layer.v)] }
+    }
+
+    #[inline(always)]
+    fn ask<S: Simd>(&mut self, simd: S) {
+        let [keys, values] = &mut self.parts;
+        let part = if keys.is_empty() { values } else { keys };
+        let (now, later) = part.split_at(part.len().min(LINES * 64));
+        *part = later;
+        for line in now.chunks(64) {
+            simd.prefetch(line);
         }
     }
 }
@@ -284,7 +320,7 @@ fn absorb<S: Simd>(
     let mut weight = [0.0; LANES];
     simd.store(weights, &mut weight);
     let rescale = simd.splat(rescale);
-    let weighted = &mut state.weighted[row * vectors..(row + 1) * vectors];
+    let weighted = &mut state.weighted.as_chunks_mut().0[row * vectors..(row + 1) * vectors];
     let (fours, rest) = weighted.as_chunks_mut::<4>();
     for (index, four) in fours.iter_mut().enumerate() {
         gather::<S, 4>(simd, four, (rescale, &weight[..seen]), (&values[4 * index..], vectors));
@@ -332,12 +368,12 @@ fn decay<S: Simd>(simd: S, from: f32, to: f32) -> f32 {
 
 /// Merges a later segment into the total. A row that has seen nothing yet takes the segment as it is.
 #[inline(always)]
-fn merge<S: Simd>(simd: S, total: &mut State, segment: &State, vectors: usize) {
+fn merge<S: Simd>(simd: S, total: &mut State, segment: &State, dim: usize) {
     for row in 0..segment.sum.len() {
         if segment.sum[row] == 0.0 {
             continue;
         }
-        let range = row * vectors..(row + 1) * vectors;
+        let range = row * dim..(row + 1) * dim;
         if total.sum[row] == 0.0 {
             (total.largest[row], total.sum[row]) = (segment.largest[row], segment.sum[row]);
             total.weighted[range.clone()].copy_from_slice(&segment.weighted[range]);
@@ -349,7 +385,8 @@ fn merge<S: Simd>(simd: S, total: &mut State, segment: &State, vectors: usize) {
         total.largest[row] = largest;
         total.sum[row] = total.sum[row] * old + segment.sum[row] * new;
         let (old, new) = (simd.splat(old), simd.splat(new));
-        for (to, from) in total.weighted[range.clone()].iter_mut().zip(&segment.weighted[range]) {
+        let to = total.weighted[range.clone()].as_chunks_mut().0;
+        for (to, from) in to.iter_mut().zip(segment.weighted[range].as_chunks().0) {
             let kept = simd.mul(simd.load(to), old);
             simd.store(simd.fma(simd.load(from), new, kept), to);
         }
@@ -371,16 +408,16 @@ impl Kernel for Merge<'_, '_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let shape = self.attention.shape;
-        let (rows, vectors) = (shape.heads / shape.kv_heads, shape.head_dim / LANES);
+        let (rows, dim) = (shape.heads / shape.kv_heads, shape.head_dim);
         if self.first {
-            self.total.total.clear(rows, vectors);
+            self.total.total.clear(rows, dim);
         }
         let segment = &mut self.total.segment;
-        segment.clear(rows, vectors);
+        segment.clear(rows, dim);
         segment.largest.copy_from_slice(&self.partial[..rows]);
         segment.sum.copy_from_slice(&self.partial[rows..2 * rows]);
-        segment.weighted.as_flattened_mut().copy_from_slice(&self.partial[2 * rows..]);
-        merge(simd, &mut self.total.total, segment, vectors);
+        segment.weighted.copy_from_slice(&self.partial[2 * rows..]);
+        merge(simd, &mut self.total.total, segment, dim);
     }
 }
 
@@ -395,12 +432,11 @@ impl Kernel for Finish<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let vectors = self.states.weighted.len() / self.states.sum.len().max(1);
-        let rows = self.states.weighted.chunks_exact(vectors.max(1)).zip(self.states.sum);
-        for ((weighted, sum), out) in rows.zip(self.out.as_chunks_mut::<LANES>().0.chunks_mut(vectors.max(1)))
-        {
+        let dim = self.states.weighted.len() / self.states.sum.len().max(1);
+        let rows = self.states.weighted.chunks_exact(dim.max(1)).zip(self.states.sum);
+        for ((weighted, sum), out) in rows.zip(self.out.chunks_exact_mut(dim.max(1))) {
             let inverse = simd.splat(1.0 / sum);
-            for (weighted, out) in weighted.iter().zip(out) {
+            for (weighted, out) in weighted.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
                 simd.store(simd.mul(simd.load(weighted), inverse), out);
             }
         }
