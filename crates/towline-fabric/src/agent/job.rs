@@ -179,6 +179,7 @@ impl Job {
             lease: self.plan.lease,
             runs: Arc::clone(&self.plan.runs),
             range,
+            part_of_bytes: self.plan.bytes,
             local: Arc::clone(&state.held.as_ref()?.local),
         };
         state.next += 1;

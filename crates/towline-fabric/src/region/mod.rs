@@ -16,9 +16,11 @@
 //! what [`Memory`] offers them.
 #![expect(unsafe_code, reason = "maps memory and copies it by address")]
 
+mod copy;
 mod error;
 mod io;
 
+pub(crate) use copy::Piece;
 pub use error::{RangeError, RegisterError};
 pub(crate) use io::Payload;
 

@@ -32,6 +32,7 @@ pub struct Slice {
     runs: Arc<[Run]>,
     range: Range<usize>,
     bytes: u64,
+    part_of_bytes: u64,
     local: Option<Arc<Memory>>,
     sink: Option<Arc<dyn SliceSink>>,
 }
@@ -43,14 +44,16 @@ pub(crate) struct SliceParts {
     pub(crate) lease: Lease,
     pub(crate) runs: Arc<[Run]>,
     pub(crate) range: Range<usize>,
+    /// Bytes of the whole transfer.
+    pub(crate) part_of_bytes: u64,
     pub(crate) local: Arc<Memory>,
 }
 
 impl Slice {
     pub(crate) fn new(parts: SliceParts, sink: Arc<dyn SliceSink>) -> Self {
-        let SliceParts { op, region, lease, runs, range, local } = parts;
+        let SliceParts { op, region, lease, runs, range, part_of_bytes, local } = parts;
         let bytes = runs[range.clone()].iter().map(|run| run.len).sum();
-        Self { op, region, lease, runs, range, bytes, local: Some(local), sink: Some(sink) }
+        Self { op, region, lease, runs, range, bytes, part_of_bytes, local: Some(local), sink: Some(sink) }
     }
 
     /// Read or write.
@@ -71,6 +74,11 @@ impl Slice {
     /// Bytes to move.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Bytes of the whole transfer that it is a part of.
+    pub fn part_of_bytes(&self) -> u64 {
+        self.part_of_bytes
     }
 
     /// The pieces, in order.
@@ -150,6 +158,7 @@ mod tests {
             lease: Some((LeaseId(1), Generation(1))),
             runs: vec![Run { local: 0, remote: 8, len: 5 }; 3].into(),
             range: 1..3,
+            part_of_bytes: 15,
             local,
         };
         (Slice::new(parts, Arc::<Seen>::clone(&seen)), seen)

@@ -13,11 +13,15 @@ use std::thread::JoinHandle;
 use towline_wire::frame::Status;
 use towline_wire::receipt::Op;
 
-use crate::region::{Memory, RangeError};
+use crate::region::{Memory, Piece, RangeError};
 use crate::transport::{PathError, Slice};
 
 /// Slices up to this are copied by whoever posts them: about 10 µs, twice what handing over costs.
 pub(super) const INLINE_BYTES: u64 = 64 * 1024;
+
+/// Transfers from this size on are copied past the caches: what is larger than a core's own cache has left it before the
+/// reader comes to it, and in the shared one it would push out the weights.
+const STREAM_BYTES: u64 = 8 << 20;
 
 /// Bytes of a mapping whose pages are entered at a time: about 1 ms, which is what a slice may have to wait.
 const POPULATE_BYTES: u64 = 16 << 20;
@@ -52,6 +56,19 @@ impl Work {
     /// Counts each run when it has been copied.
     fn copy(&self) -> Result<u64, RangeError> {
         let Some(local) = self.slice.local() else { return Ok(0) };
+        if self.slice.part_of_bytes() >= STREAM_BYTES {
+            let runs = self.slice.runs().iter();
+            return match self.slice.op() {
+                Op::Read => local.stream_from(
+                    &self.remote,
+                    runs.map(|run| Piece { to: run.local, from: run.remote, len: run.len }),
+                ),
+                Op::Write => self.remote.stream_from(
+                    local,
+                    runs.map(|run| Piece { to: run.remote, from: run.local, len: run.len }),
+                ),
+            };
+        }
         let mut moved = 0;
         for run in self.slice.runs() {
             match self.slice.op() {
