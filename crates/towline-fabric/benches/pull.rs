@@ -138,6 +138,7 @@ fn agent(name: &str) -> Agent {
         tcp: true,
         fingerprint: Fingerprint::default(),
         copy_threads: 2,
+        tcp_streams: 2,
         limits: Limits::default(),
     };
     Agent::start(config, Arc::new(Anything)).unwrap()

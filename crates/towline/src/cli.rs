@@ -138,6 +138,9 @@ pub(crate) struct WorkerArgs {
     /// Threads that copy KV out of shared memory
     #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(1..=64))]
     pub(crate) copy_threads: u8,
+    /// TCP streams to each worker that large pulls are spread over, and threads that serve them
+    #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub(crate) tcp_streams: u8,
     /// Longest pull of a request's KV, connecting included, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(crate) pull_seconds: u64,

@@ -76,6 +76,7 @@ fn config(args: WorkerArgs, key: ClusterKey) -> WorkerConfig {
         },
         shm: args.shm_dir.map_or(ShmConfig::Abstract, ShmConfig::Dir),
         copy_threads: args.copy_threads.into(),
+        tcp_streams: args.tcp_streams.into(),
         deployment: args.deployment,
         threads: engine.threads.map_or(defaults.threads, |threads| threads as usize),
         kv_cache_bytes: engine.kv_cache.0,

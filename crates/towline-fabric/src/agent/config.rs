@@ -28,7 +28,7 @@ pub enum ShmConfig {
 /// Bounds of one agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Authenticated sessions from peers at a time. Default 1024: 500 peers with a control and a data session each.
+    /// Authenticated sessions from peers at a time. Default 4096: 1,000 peers with a control session and three streams.
     pub sessions: usize,
     /// Connections that have not proved themselves yet. Default 64: each may last 2 s and costs one file.
     pub unauthenticated: usize,
@@ -40,7 +40,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { sessions: 1024, unauthenticated: 64, transfers: 4096, peers: 1024 }
+        Self { sessions: 4096, unauthenticated: 64, transfers: 4096, peers: 1024 }
     }
 }
 
@@ -65,6 +65,9 @@ pub struct AgentConfig {
     pub fingerprint: Fingerprint,
     /// Threads that copy over shared memory, 1 to 64; 2 saturate most hosts' memory for one socket.
     pub copy_threads: usize,
+    /// TCP streams to a peer and threads that serve streams, 1 to 16. Small transfers use the first; the others are
+    /// dialled when a large one comes. 2 saturate loopback on two cores; a fast network wants 4 to 8.
+    pub tcp_streams: usize,
     /// Bounds.
     pub limits: Limits,
 }

@@ -1,6 +1,7 @@
 //! What sessions, transports and transfers of one agent share.
 
 use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use towline_wire::auth::{ClusterKey, Identity};
@@ -21,7 +22,11 @@ pub(crate) struct Environment {
     pub(crate) shm: ShmConfig,
     pub(crate) tcp: bool,
     pub(crate) owner: Arc<dyn Owner>,
+    /// Control sessions, deadlines, listeners, and the first lane.
     pub(crate) io: Arc<Io>,
+    /// Where data streams are spread: `io` and the threads beside it.
+    lanes: Vec<Arc<Io>>,
+    next_lane: AtomicUsize,
     pub(crate) regions: Regions,
     pub(crate) counters: Counters,
     pub(crate) copiers: Copiers,
@@ -31,7 +36,9 @@ pub(crate) struct Environment {
 }
 
 impl Environment {
-    pub(crate) fn new(config: AgentConfig, owner: Arc<dyn Owner>, io: Arc<Io>) -> io::Result<Self> {
+    /// `lanes` has at least one; its first also carries control.
+    pub(crate) fn new(config: AgentConfig, owner: Arc<dyn Owner>, lanes: Vec<Arc<Io>>) -> io::Result<Self> {
+        let io = lanes.first().map(Arc::clone).ok_or_else(|| io::Error::other("no io thread"))?;
         let boot_epoch = BootEpoch(u64::from_le_bytes(random()?));
         Ok(Self {
             identity: Identity { agent: config.name, boot_epoch },
@@ -41,6 +48,8 @@ impl Environment {
             tcp: config.tcp,
             owner,
             io,
+            lanes,
+            next_lane: AtomicUsize::new(0),
             regions: Regions::default(),
             counters: Counters::default(),
             copiers: Copiers::new(config.copy_threads),
@@ -48,6 +57,22 @@ impl Environment {
             fingerprint: config.fingerprint,
             endpoints: OnceLock::new(),
         })
+    }
+
+    /// The thread for the next data stream: in turn.
+    pub(crate) fn next_lane(&self) -> &Arc<Io> {
+        let turn = self.next_lane.fetch_add(1, Ordering::Relaxed);
+        self.lanes.get(turn % self.lanes.len()).unwrap_or(&self.io)
+    }
+
+    /// Streams that a path may have.
+    pub(crate) fn streams(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// Ends every thread.
+    pub(crate) fn stop(&self) {
+        self.lanes.iter().for_each(|io| io.stop());
     }
 
     /// Sets the card's endpoints, once, before anybody can ask for it.

@@ -30,11 +30,14 @@ use crate::error::TransferError;
 use crate::io::{Timed, TimerKey};
 use crate::pending::{Completer, Pending, pending};
 use crate::region::Memory;
-use crate::transport::{PathError, Slice, SliceParts, SliceSink};
+use crate::transport::{Moved, PathError, Slice, SliceParts, SliceSink};
 
 /// Slices of one transfer in flight: 16 MiB, more than what any path here holds between request and reply, and what
 /// a cancel waits for at most.
 const WINDOW: usize = 8;
+
+/// Rails told apart in a receipt; what lies beyond is counted with the last.
+const RAILS_MAX: usize = 64;
 
 /// How long a transfer that ended may take to drain before its path is closed by force: a healthy path moves the
 /// window in a few ms; one that does not in 1 s is stuck.
@@ -62,7 +65,8 @@ pub(crate) struct Job {
 struct State {
     next: usize,
     outstanding: usize,
-    moved: u64,
+    /// Bytes on each rail of the path.
+    moved: Vec<u64>,
     pumping: bool,
     ended: bool,
     drained: bool,
@@ -71,6 +75,13 @@ struct State {
     timer: Option<(Instant, TimerKey)>,
     post: Option<Duration>,
     seat: Option<Seat>,
+}
+
+impl State {
+    /// Bytes in place.
+    fn moved(&self) -> u64 {
+        self.moved.iter().sum()
+    }
 }
 
 type Outcome = Result<Receipt, TransferError>;
@@ -96,7 +107,7 @@ impl Job {
         let state = State {
             next: 0,
             outstanding: 0,
-            moved: 0,
+            moved: Vec::new(),
             pumping: false,
             ended: false,
             drained: false,
@@ -237,27 +248,32 @@ impl Job {
 
     fn judge(&self, state: &State) -> Outcome {
         let (plan, peer) = (&self.plan, &self.peer);
-        if state.moved != plan.bytes {
-            return Err(TransferError::Miscounted { asked: plan.bytes, counted: state.moved });
+        let moved = state.moved();
+        if moved != plan.bytes {
+            return Err(TransferError::Miscounted { asked: plan.bytes, counted: moved });
         }
+        let rails = peer.path.rails().into_iter().zip(&state.moved);
         let wire = self.started.elapsed();
         let post = state.post.unwrap_or(wire);
         let seconds = (plan.prepare + wire).as_secs_f64();
         let evidence = peer.path.evidence();
         #[expect(clippy::cast_precision_loss, reason = "a rate; 2^53 bytes are exact")]
-        let rate = if seconds > 0.0 { state.moved as f64 / seconds / 1e9 } else { 0.0 };
+        let rate = if seconds > 0.0 { moved as f64 / seconds / 1e9 } else { 0.0 };
         Ok(Receipt {
             schema: RECEIPT_SCHEMA,
             transport: peer.transport,
             op: plan.op,
             local_agent: peer.environment.identity.agent.to_string(),
             remote_agent: peer.card.agent.to_string(),
-            bytes: state.moved,
+            bytes: moved,
             blocks: plan.blocks,
             descriptors: plan.descriptors,
             descriptors_merged: plan.runs.len() as u64,
             staged: false,
-            rails: vec![Rail { name: peer.path.rail(), bytes: state.moved }],
+            rails: rails
+                .filter(|(_, bytes)| **bytes > 0)
+                .map(|(name, bytes)| Rail { name, bytes: *bytes })
+                .collect(),
             seconds,
             gb_per_s: rate,
             timings: Timings {
@@ -294,12 +310,16 @@ impl Job {
 }
 
 impl SliceSink for Job {
-    fn handle_slice(&self, outcome: Result<u64, PathError>) {
+    fn handle_slice(&self, outcome: Result<Moved, PathError>) {
         let mut state = self.lock();
         state.outstanding -= 1;
         match outcome {
-            Ok(bytes) => {
-                state.moved += bytes;
+            Ok(Moved { bytes, rail }) => {
+                let rail = rail.min(RAILS_MAX - 1);
+                if state.moved.len() <= rail {
+                    state.moved.resize(rail + 1, 0);
+                }
+                state.moved[rail] += bytes;
                 self.peer.environment.counters.traffic(self.peer.transport).count(self.plan.op, bytes);
             }
             Err(error) if !state.ended => {
@@ -333,7 +353,7 @@ impl Timed for Job {
             return;
         }
         let error = TransferError::Stalled {
-            moved: state.moved,
+            moved: state.moved(),
             total: self.plan.bytes,
             deadline: self.plan.deadline,
         };

@@ -40,6 +40,9 @@ use crate::pending::Pending;
 use crate::region::{Memory, RegisterError};
 use crate::transport::{Capabilities, REGISTRY, Transport};
 
+/// Most data streams to a peer, each with a thread: beyond, a host's cores are better spent elsewhere.
+const TCP_STREAMS_MAX: usize = 16;
+
 /// One transport of this build, as an agent finds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TransportStatus {
@@ -59,7 +62,7 @@ struct Running {
     statuses: Vec<TransportStatus>,
     bound: SocketAddr,
     address: String,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Agent {
@@ -70,19 +73,28 @@ impl Agent {
     pub fn start(config: AgentConfig, owner: Arc<dyn Owner>) -> Result<Self, StartError> {
         let system = |step| move |error| StartError::System { step, error };
         let (listener, bound) = Listener::bind(config.listen)?;
-        let (io, reactor) = Reactor::new().map_err(system("epoll"))?;
+        let (mut lanes, mut reactors) = (Vec::new(), Vec::new());
+        for _ in 0..config.tcp_streams.clamp(1, TCP_STREAMS_MAX) {
+            let (io, reactor) = Reactor::new().map_err(system("epoll"))?;
+            lanes.push(io);
+            reactors.push(reactor);
+        }
         let advertised = config.advertise.clone();
-        let environment = Arc::new(Environment::new(config, owner, io).map_err(system("getrandom"))?);
-        let thread = reactor.start().map_err(system("starting the io thread"))?;
+        let environment = Arc::new(Environment::new(config, owner, lanes).map_err(system("getrandom"))?);
         // From here on dropping `running` stops everything that was started.
         let mut running = Running {
             environment,
+            threads: Mutex::default(),
             transports: Vec::new(),
             statuses: Vec::new(),
             bound,
             address: advertised.unwrap_or_else(|| bound.to_string()),
-            thread: Mutex::new(Some(thread)),
         };
+        for (index, reactor) in reactors.into_iter().enumerate() {
+            let name = if index == 0 { "towline-io".into() } else { format!("towline-io-{index}") };
+            let thread = reactor.start(&name).map_err(system("starting an io thread"))?;
+            running.threads.get_mut().unwrap_or_else(PoisonError::into_inner).push(thread);
+        }
         running.open_transports()?;
         running.environment.io.spawn(listener.serve(&running.environment));
         Ok(Self(Arc::new(running)))
@@ -175,12 +187,12 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.environment.io.stop();
-        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(thread) = thread else { return };
-        // A callback may hold the last handle; its thread cannot join itself and ends right after.
-        if thread.thread().id() != std::thread::current().id() {
-            let _ = thread.join();
+        self.environment.stop();
+        for thread in std::mem::take(self.threads.get_mut().unwrap_or_else(PoisonError::into_inner)) {
+            // A callback may hold the last handle; its thread cannot join itself and ends right after.
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
         }
         self.environment.copiers.stop();
     }

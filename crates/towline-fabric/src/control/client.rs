@@ -12,7 +12,7 @@ use towline_wire::frame::FrameKind;
 use super::{Dialling, Welcome, request_card};
 use crate::agent::Environment;
 use crate::error::{ControlError, SessionError};
-use crate::io::{Cause, Channel, Flow, Mailbox, Refusal, Session, Socket};
+use crate::io::{Cause, Channel, Flow, Mailbox, ReaderIndex, Refusal, Session, Socket};
 use crate::pending::{Completer, Pending, pending};
 
 /// Messages that may wait to be sent: 16 MiB of the longest notifications, thousands of releases.
@@ -103,13 +103,15 @@ pub(crate) fn open_control(
         Err(error) => return opened(Err(error.into())),
     };
     let id = environment.io.reserve();
-    let mailbox = Mailbox::new(&environment.io, id, LETTERS);
-    let welcome = Box::new(Opening { mailbox, opened, ended, until });
+    let mailbox = Mailbox::new(LETTERS);
+    let reader = mailbox.join(&environment.io, id);
+    let welcome = Box::new(Opening { mailbox, reader, opened, ended, until });
     environment.io.spawn_at(id, Dialling::new(socket, environment, (Purpose::Control, until), welcome));
 }
 
 struct Opening {
     mailbox: Arc<Mailbox<Letter>>,
+    reader: ReaderIndex,
     opened: Opened,
     ended: Ended,
     until: Instant,
@@ -118,7 +120,7 @@ struct Opening {
 impl Welcome for Opening {
     fn proceed(self: Box<Self>, mut channel: Channel) -> Result<Box<dyn Session>, SessionError> {
         let sent = request_card(&mut channel, CARD_CALL);
-        let Self { mailbox, opened, ended, until } = *self;
+        let Self { mailbox, reader, opened, ended, until } = *self;
         if let Err(why) = sent {
             opened(Err(why.clone()));
             return Err(why);
@@ -126,6 +128,7 @@ impl Welcome for Opening {
         Ok(Box::new(ControlClient {
             channel,
             mailbox,
+            reader,
             opening: Some((opened, until)),
             ended: Some(ended),
             calls: VecDeque::new(),
@@ -147,6 +150,7 @@ struct Call {
 struct ControlClient {
     channel: Channel,
     mailbox: Arc<Mailbox<Letter>>,
+    reader: ReaderIndex,
     opening: Option<(Opened, Instant)>,
     ended: Option<Ended>,
     /// In the order asked, so also in the order of their deadlines.
@@ -157,7 +161,7 @@ struct ControlClient {
 impl ControlClient {
     fn send_letters(&mut self) -> Result<(), SessionError> {
         while self.channel.flush(|_| {})? || self.channel.backlog() < BACKLOG {
-            let Some(Letter { body, answer }) = self.mailbox.take() else { return Ok(()) };
+            let Some(Letter { body, answer }) = self.mailbox.take(self.reader) else { return Ok(()) };
             let number = if answer.is_some() { self.next_call } else { 0 };
             self.channel.send(FrameKind::Control, &encode(number, body))?;
             if let Some(answer) = answer {

@@ -92,7 +92,12 @@ impl Greeting {
         channel.socket().tune()?;
         channel.secure(&keys, Role::Server);
         self.seat = None;
-        self.serve(channel, (purpose, peer), seat).map(Flow::Become)
+        let streams = purpose == Purpose::Data && !channel.socket().is_unix();
+        let session = self.serve(channel, (purpose, peer), seat)?;
+        Ok(match streams {
+            true => Flow::Move(session, Arc::clone(self.environment.next_lane())),
+            false => Flow::Become(session),
+        })
     }
 
     fn serve(

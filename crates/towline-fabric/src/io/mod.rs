@@ -1,11 +1,12 @@
-//! One thread an agent, `towline-io`, that waits for every socket and every deadline.
+//! The threads that wait for sockets and deadlines: `towline-io`, and `towline-io-N` that carry data streams only.
 //!
 //! **Cost.** An idle agent sleeps in `epoll_wait` without a timeout: no periodic wake-up. A wake-up handles whatever
 //! is ready; a session that could go on for long yields after a few MiB so that others get their turn. Handing a slice
 //! over from another thread costs one lock and, if the thread sleeps, one `eventfd` write (2 µs together).
 //!
-//! A [`Session`] is a state machine over one socket. Others talk to it through a [`Mailbox`]: they push, the reactor
-//! pokes the session, the session takes. Nothing outside the thread touches a session, so none has locks inside.
+//! A [`Session`] is a state machine over one socket, on one thread. Others talk to it through a [`Mailbox`]: they push,
+//! the reactor pokes the session, the session takes. Nothing outside the thread touches a session, so none has locks
+//! inside.
 
 mod channel;
 mod mailbox;
@@ -19,7 +20,7 @@ use std::thread::ThreadId;
 use std::time::Instant;
 
 pub(crate) use channel::{Channel, Role};
-pub(crate) use mailbox::{Mailbox, Refusal};
+pub(crate) use mailbox::{Mailbox, ReaderIndex, Refusal};
 pub(crate) use reactor::Reactor;
 pub(crate) use socket::Socket;
 pub(crate) use timers::{Timed, TimerKey, Timers};
@@ -49,6 +50,8 @@ pub(crate) enum Flow {
     Again,
     /// To be replaced by the session that its handshake led to, on the same socket and id.
     Become(Box<dyn Session>),
+    /// As `Become`, on another thread.
+    Move(Box<dyn Session>, Arc<Io>),
 }
 
 /// A state machine over one socket.
@@ -138,6 +141,11 @@ impl Io {
     pub(crate) fn stop(&self) {
         self.lock().stopped = true;
         self.wake();
+    }
+
+    #[cfg(test)]
+    pub(crate) fn take_pokes(&self) -> Vec<SessionId> {
+        std::mem::take(&mut self.lock().poked)
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {

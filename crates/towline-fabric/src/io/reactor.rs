@@ -1,4 +1,4 @@
-//! The loop of `towline-io`.
+//! The loop of an io thread.
 
 use std::collections::HashMap;
 use std::io;
@@ -48,8 +48,8 @@ impl Reactor {
     ///
     /// # Errors
     /// The kernel's.
-    pub(crate) fn start(mut self) -> io::Result<JoinHandle<()>> {
-        std::thread::Builder::new().name("towline-io".into()).spawn(move || {
+    pub(crate) fn start(mut self, name: &str) -> io::Result<JoinHandle<()>> {
+        std::thread::Builder::new().name(name.into()).spawn(move || {
             let _ = self.io.thread.set(std::thread::current().id());
             if catch_unwind(AssertUnwindSafe(|| self.run())).is_err() {
                 tracing::error!("a callback panicked on the io thread; the agent stops");
@@ -105,6 +105,7 @@ impl Reactor {
                     cause = Cause::Ready;
                     continue;
                 }
+                Ok(Flow::Move(next, io)) => return self.hand_over(id, next, &io),
                 Ok(Flow::Again) => self.again.push(id),
                 Ok(Flow::Wait) => {}
                 Err(why) => return self.close(id, why),
@@ -127,14 +128,26 @@ impl Reactor {
 
     fn close(&mut self, id: SessionId, why: SessionError) {
         let Some(mut slot) = self.sessions.remove(&id) else { return };
-        if let Some((_, key)) = slot.timer {
+        self.forget(&mut slot);
+        slot.session.handle_closed(why);
+    }
+
+    fn hand_over(&mut self, id: SessionId, next: Box<dyn Session>, io: &Arc<Io>) {
+        let Some(mut slot) = self.sessions.remove(&id) else { return };
+        slot.session = next;
+        self.forget(&mut slot);
+        io.spawn(slot.session);
+    }
+
+    /// Takes a session's socket and deadline out of the books.
+    fn forget(&mut self, slot: &mut Slot) {
+        if let Some((_, key)) = slot.timer.take() {
             self.io.timers.cancel(key);
         }
         if let Some(source) = slot.session.source() {
             // Fails only for a socket that was never registered.
             let _ = self.poll.registry().deregister(source);
         }
-        slot.session.handle_closed(why);
     }
 
     fn fire_timers(&mut self) {

@@ -36,7 +36,7 @@ use crate::region::{Access, Memory, RegisterError};
 
 mod slice;
 pub(crate) use slice::SliceParts;
-pub use slice::{Slice, SliceSink};
+pub use slice::{Moved, Slice, SliceSink};
 
 /// A way to move bytes, opened by one agent.
 pub trait Transport: Send + Sync {
@@ -68,8 +68,9 @@ pub trait Path: Send + Sync {
     /// What shows that bytes go this way.
     fn evidence(&self) -> Evidence;
 
-    /// Device or stream, local side to remote side, for receipts.
-    fn rail(&self) -> String;
+    /// Its devices or streams, local side to remote side, for receipts. [`Moved::rail`] counts them; more may join
+    /// while the path lives, at most 64.
+    fn rails(&self) -> Vec<String>;
 
     /// Starts a slice. Never blocks for the copy, save for slices so small that handing over costs more.
     fn post(&self, slice: Slice);

@@ -16,12 +16,21 @@ use crate::region::Memory;
 
 /// Takes the completions of a transfer's slices, on any thread, once a slice.
 pub trait SliceSink: Send + Sync {
-    /// A slice ended: with the bytes that the transport counted, or with the reason why they are not in place. The
+    /// A slice ended: with what the transport counted, or with the reason why the bytes are not in place. The
     /// transport holds no reference to the memory any more.
-    fn handle_slice(&self, outcome: Result<u64, PathError>);
+    fn handle_slice(&self, outcome: Result<Moved, PathError>);
 
     /// Whether a slice that has not been started should still be.
     fn is_wanted(&self) -> bool;
+}
+
+/// What a transport counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// Bytes that are in place.
+    pub bytes: u64,
+    /// Which of the path's rails carried them.
+    pub rail: usize,
 }
 
 /// Up to 2 MiB of one transfer.
@@ -106,12 +115,12 @@ impl Slice {
         self.sink.as_ref().is_some_and(|sink| sink.is_wanted())
     }
 
-    /// Ends it: `outcome` are the bytes counted by the transport, or why they are not in place.
-    pub fn complete(mut self, outcome: Result<u64, PathError>) {
+    /// Ends it: `outcome` is what the transport counted, or why the bytes are not in place.
+    pub fn complete(mut self, outcome: Result<Moved, PathError>) {
         self.finish(outcome);
     }
 
-    fn finish(&mut self, outcome: Result<u64, PathError>) {
+    fn finish(&mut self, outcome: Result<Moved, PathError>) {
         self.local = None;
         if let Some(sink) = self.sink.take() {
             sink.handle_slice(outcome);
@@ -135,11 +144,11 @@ mod tests {
 
     struct Seen {
         memory: std::sync::Weak<Memory>,
-        outcomes: Mutex<Vec<Result<u64, PathError>>>,
+        outcomes: Mutex<Vec<Result<Moved, PathError>>>,
     }
 
     impl SliceSink for Seen {
-        fn handle_slice(&self, outcome: Result<u64, PathError>) {
+        fn handle_slice(&self, outcome: Result<Moved, PathError>) {
             assert!(self.memory.upgrade().is_none(), "the slice lets go of the memory before it reports");
             self.outcomes.lock().unwrap().push(outcome);
         }
@@ -168,8 +177,9 @@ mod tests {
     fn a_slice_completes_once_and_after_letting_go() {
         let (slice, seen) = slice();
         assert_eq!((slice.bytes(), slice.remote_extents().len()), (10, 2));
-        slice.complete(Ok(10));
-        assert_eq!(*seen.outcomes.lock().unwrap(), [Ok(10)]);
+        let moved = Moved { bytes: 10, rail: 0 };
+        slice.complete(Ok(moved));
+        assert_eq!(*seen.outcomes.lock().unwrap(), [Ok(moved)]);
     }
 
     #[test]

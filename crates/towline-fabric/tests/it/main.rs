@@ -10,4 +10,5 @@ mod drain;
 mod raw;
 mod resources;
 mod strangers;
+mod streams;
 mod support;

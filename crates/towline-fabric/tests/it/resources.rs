@@ -31,7 +31,7 @@ fn child_leaves_nothing() {
         let (reader, _) = start(config("reader"));
         let region = owner.register(memory(1 << 20), RegionOptions::default()).unwrap();
         let local = memory(1 << 20);
-        eventually("listeners are up", || count().2 == bare.2 + 6);
+        eventually("listeners are up", || count().2 == bare.2 + 8);
         let with_agents = count();
         for (round, kind) in KINDS.iter().cycle().enumerate().take(200) {
             let peer = wait(reader.connect(owner.address(), only(*kind))).unwrap();
@@ -75,7 +75,7 @@ fn child_sleeps() {
     // Past every deadline of what went before: handshakes, mapping sessions.
     pause(Duration::from_millis(500));
     let before = switches();
-    assert_eq!(before.len(), 6, "two io threads, four copy threads");
+    assert_eq!(before.len(), 8, "four io threads, four copy threads");
     pause(Duration::from_millis(1200));
     assert_eq!(switches(), before, "a thread woke up");
 }

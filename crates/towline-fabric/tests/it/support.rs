@@ -107,6 +107,7 @@ pub(crate) fn config(agent: &str) -> AgentConfig {
         tcp: true,
         fingerprint: Fingerprint { rope: "base=10000".into(), ..Fingerprint::default() },
         copy_threads: 2,
+        tcp_streams: 2,
         limits: Limits::default(),
     }
 }

@@ -58,6 +58,8 @@ pub struct WorkerConfig {
     pub shm: ShmConfig,
     /// Threads that copy KV out of shared memory, 1 to 64. Default 2.
     pub copy_threads: usize,
+    /// TCP streams to a peer, and threads that serve them, 1 to 16. Default 2.
+    pub tcp_streams: usize,
     /// The cluster's secret, equal on all workers.
     pub key: ClusterKey,
     /// The deployment's name: KV of another is refused, even under the same key. Default `default`.
@@ -107,6 +109,7 @@ impl WorkerConfig {
             transport: Transport::default(),
             shm: ShmConfig::default(),
             copy_threads: 2,
+            tcp_streams: 2,
             key,
             deployment: "default".into(),
             threads: std::thread::available_parallelism().map_or(1, usize::from),

@@ -232,6 +232,7 @@ fn handoff(config: &WorkerConfig, pool: KvPool, fingerprint: Fingerprint) -> Res
         tcp: config.transport != Transport::Shm,
         fingerprint,
         copy_threads: config.copy_threads,
+        tcp_streams: config.tcp_streams,
         limits: Limits::default(),
     };
     let settings = HandoffConfig {

@@ -170,8 +170,8 @@ impl Path for ShmPath {
         Evidence { class: EvidenceClass::LibraryExact, source: "mapping".into() }
     }
 
-    fn rail(&self) -> String {
-        "mapping".into()
+    fn rails(&self) -> Vec<String> {
+        vec!["mapping".into()]
     }
 
     fn post(&self, slice: Slice) {

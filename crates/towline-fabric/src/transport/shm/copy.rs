@@ -14,7 +14,7 @@ use towline_wire::frame::Status;
 use towline_wire::receipt::Op;
 
 use crate::region::{Memory, Piece, RangeError};
-use crate::transport::{PathError, Slice};
+use crate::transport::{Moved, PathError, Slice};
 
 /// Slices up to this are copied by whoever posts them: about 10 µs, twice what handing over costs.
 pub(super) const INLINE_BYTES: u64 = 64 * 1024;
@@ -44,7 +44,8 @@ impl Work {
         } else if !self.slice.is_wanted() {
             Err(PathError::Unwanted)
         } else {
-            self.copy().map_err(|_| PathError::Refused(Status::OutOfRange))
+            let moved = self.copy().map(|bytes| Moved { bytes, rail: 0 });
+            moved.map_err(|_| PathError::Refused(Status::OutOfRange))
         };
         // What is read after the completion, a fence slot above all, is read after the data.
         fence(Ordering::SeqCst);

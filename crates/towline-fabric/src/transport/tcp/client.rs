@@ -1,119 +1,39 @@
-//! The asking side of a data connection.
+//! The asking side of one data stream.
 //!
-//! Requests are pipelined: up to [`ASKED`] are at the owner, the rest wait in the mailbox. Replies come in order. A
-//! read's payload is received straight into the slice's extents; a slice completes after the last byte, and lets go of
-//! the memory before that. When the session ends the socket is closed first, then the slices complete.
+//! Requests are pipelined: up to [`ASKED`] are at the owner, the rest wait in the path's mailbox, from which each stream
+//! takes when it has room; so a slow stream gets less. Replies come in order. A read's payload is received straight
+//! into the slice's extents; a slice completes after the last byte, and lets go of the memory before that. When the
+//! session ends the socket is closed first, then the slices complete.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use towline_wire::auth::{Identity, Purpose};
 use towline_wire::frame::{FrameKind, Reply, Request, Status};
-use towline_wire::receipt::{Evidence, EvidenceClass, Op, TransportKind};
+use towline_wire::receipt::Op;
 
-use crate::agent::Environment;
-use crate::control::{Dialling, Welcome, check_card, request_card};
+use super::path::{Opening, Shared};
+use crate::control::{check_card, request_card};
 use crate::error::SessionError;
-use crate::io::{Cause, Channel, Flow, Mailbox, Refusal, Session, Socket};
+use crate::io::{Cause, Channel, Flow, ReaderIndex, Session};
 use crate::region::Payload;
-use crate::transport::{Opened, Path, PathError, PathEvents, PeerAddress, Slice};
+use crate::transport::{Moved, PathError, Slice};
 
-/// Requests at the owner at a time: 32 MiB, several times what loopback or a 100 Gbit/s link of 1 ms holds.
-const ASKED: usize = 16;
+/// Requests at the owner at a time: 8 MiB a stream, more than what loopback or a stream of 25 Gbit/s and 2 ms holds, and
+/// little enough that several streams share one transfer's window.
+const ASKED: usize = 4;
 
 /// Payload bytes received in one turn before other sessions get theirs.
 const TURN: u64 = 8 << 20;
 
-pub(super) fn connect(environment: &Arc<Environment>, peer: &PeerAddress, opened: Opened) {
-    if peer.card.endpoint(TransportKind::Tcp).is_none() {
-        return opened(Err(PathError::Unfit("the peer does not offer it".into())));
-    }
-    let socket = match Socket::connect(peer.socket) {
-        Ok(socket) => socket,
-        Err(error) => return opened(Err(PathError::Down(error.to_string()))),
-    };
-    let id = environment.io.reserve();
-    // Bounded by what the agent's transfers may have in flight together.
-    let mailbox = Mailbox::new(&environment.io, id, environment.limits.transfers.saturating_mul(16));
-    let expected = Identity { agent: peer.card.agent.clone(), boot_epoch: peer.card.boot_epoch };
-    let opening = Opening { expected, opened, until: peer.until };
-    let welcome = Box::new(Connected { opening, mailbox, events: Arc::clone(&peer.events) });
-    environment.io.spawn_at(id, Dialling::new(socket, environment, (Purpose::Data, peer.until), welcome));
-}
-
-struct TcpPath {
-    mailbox: Arc<Mailbox<Slice>>,
-    rail: String,
-}
-
-impl Path for TcpPath {
-    fn evidence(&self) -> Evidence {
-        Evidence { class: EvidenceClass::LibraryExact, source: "socket".into() }
-    }
-
-    fn rail(&self) -> String {
-        self.rail.clone()
-    }
-
-    fn post(&self, slice: Slice) {
-        if let Err((slice, refusal)) = self.mailbox.push(slice) {
-            let error = match refusal {
-                Refusal::Full => PathError::Down("its queue is full".into()),
-                Refusal::Shut(why) => why.into(),
-            };
-            slice.complete(Err(error));
-        }
-    }
-
-    fn close(&self) {
-        self.mailbox.close();
-    }
-}
-
-struct Opening {
-    expected: Identity,
-    opened: Opened,
-    until: Instant,
-}
-
-struct Connected {
-    opening: Opening,
-    mailbox: Arc<Mailbox<Slice>>,
-    events: Arc<dyn PathEvents>,
-}
-
-impl Welcome for Connected {
-    fn proceed(self: Box<Self>, mut channel: Channel) -> Result<Box<dyn Session>, SessionError> {
-        if let Err(why) = request_card(&mut channel, 1) {
-            self.handle_failed(why.clone());
-            return Err(why);
-        }
-        let Self { opening, mailbox, events } = *self;
-        Ok(Box::new(TcpClient {
-            channel,
-            mailbox,
-            events,
-            opening: Some(opening),
-            asked: VecDeque::new(),
-            receiving: None,
-            next_call: 1,
-            sent: 0,
-            settled: 0,
-        }))
-    }
-
-    fn handle_failed(self: Box<Self>, why: SessionError) {
-        self.mailbox.shut(&why);
-        (self.opening.opened)(Err(why.into()));
-    }
-}
-
-struct TcpClient {
+/// See the head of this file.
+pub(super) struct TcpClient {
     channel: Channel,
-    mailbox: Arc<Mailbox<Slice>>,
-    events: Arc<dyn PathEvents>,
+    path: Arc<Shared>,
+    reader: ReaderIndex,
     opening: Option<Opening>,
+    /// Its number among the path's rails, once open.
+    rail: usize,
     asked: VecDeque<(u64, Slice)>,
     receiving: Option<Payload>,
     next_call: u64,
@@ -123,10 +43,36 @@ struct TcpClient {
 }
 
 impl TcpClient {
+    /// Over an authenticated channel; asks for the card first, whose identity must be the expected one.
+    ///
+    /// # Errors
+    /// [`SessionError`], with the opening untouched, when the request can't be sent.
+    pub(super) fn open(
+        mut channel: Channel,
+        (path, reader): (Arc<Shared>, ReaderIndex),
+        opening: Opening,
+    ) -> Result<Box<Self>, (SessionError, Opening)> {
+        if let Err(why) = request_card(&mut channel, 1) {
+            return Err((why, opening));
+        }
+        Ok(Box::new(Self {
+            channel,
+            path,
+            reader,
+            opening: Some(opening),
+            rail: 0,
+            asked: VecDeque::new(),
+            receiving: None,
+            next_call: 1,
+            sent: 0,
+            settled: 0,
+        }))
+    }
+
     /// Requests for what waits, as far as the window allows.
     fn ask(&mut self) -> Result<(), SessionError> {
         while self.asked.len() < ASKED {
-            let Some(slice) = self.mailbox.take() else { return Ok(()) };
+            let Some(slice) = self.path.mailbox.take(self.reader) else { return Ok(()) };
             if !slice.is_wanted() {
                 slice.complete(Err(PathError::Unwanted));
                 continue;
@@ -156,19 +102,16 @@ impl TcpClient {
             }
             let moved = payload.moved();
             self.receiving = None;
-            self.complete(Ok(moved));
+            self.complete(Ok(Moved { bytes: moved, rail: self.rail }));
             return Ok(true);
         }
         let Some((kind, body)) = self.channel.next_frame()? else { return Ok(false) };
         match self.opening.take() {
             None => self.handle_reply(kind, &body)?,
-            Some(opening) => match check_card(kind, &body, &opening.expected) {
+            Some(opening) => match check_card(kind, &body, &self.path.expected) {
                 Ok(()) => {
-                    let path = TcpPath {
-                        mailbox: Arc::clone(&self.mailbox),
-                        rail: self.channel.socket().describe(),
-                    };
-                    (opening.opened)(Ok(Arc::new(path)));
+                    self.rail = self.path.add_rail(self.channel.socket().describe());
+                    opening.succeed();
                 }
                 Err(why) => {
                     self.opening = Some(opening);
@@ -207,14 +150,14 @@ impl TcpClient {
             }
         }
         self.complete(if reply.status == Status::Ok {
-            Ok(counted)
+            Ok(Moved { bytes: counted, rail: self.rail })
         } else {
             Err(PathError::Refused(reply.status))
         });
         Ok(())
     }
 
-    fn complete(&mut self, outcome: Result<u64, PathError>) {
+    fn complete(&mut self, outcome: Result<Moved, PathError>) {
         if let Some((_, slice)) = self.asked.pop_front() {
             slice.complete(outcome);
         }
@@ -236,7 +179,7 @@ impl Session for TcpClient {
     }
 
     fn drive(&mut self, cause: Cause) -> Result<Flow, SessionError> {
-        self.mailbox.check_open()?;
+        self.path.mailbox.check_open()?;
         if cause == Cause::Deadline && self.opening.is_some() {
             return Err(SessionError::Deadline);
         }
@@ -258,19 +201,17 @@ impl Session for TcpClient {
     }
 
     fn handle_closed(self: Box<Self>, why: SessionError) {
-        let Self { channel, mailbox, events, opening, asked, receiving, .. } = *self;
+        let Self { channel, path, opening, asked, receiving, .. } = *self;
         // Nothing reads or writes the slices' memory from here on.
         drop((channel, receiving));
-        let waiting = mailbox.shut(&why);
-        let error = PathError::from(why);
-        if opening.is_none() {
-            events.handle_down(&error);
+        if let Some(opening) = opening {
+            return opening.fail(&path, why);
         }
+        let waiting = path.mailbox.shut(&why);
+        let error = PathError::from(why);
+        path.events.handle_down(&error);
         for slice in asked.into_iter().map(|(_, slice)| slice).chain(waiting) {
             slice.complete(Err(error.clone()));
-        }
-        if let Some(opening) = opening {
-            (opening.opened)(Err(error));
         }
     }
 }

@@ -9,12 +9,13 @@
 //! 25 ms at best (1.9 GB/s), 37 ms in the median; 64 KiB in 21 µs, 4 KiB in 16 µs.
 //!
 //! A data connection goes to the same port as the control session, with its own handshake; its first answer must
-//! name the same agent and incarnation. One stream a peer now; several, and zero-copy sends, come with a later issue:
-//! a path may spread slices over streams without anybody above noticing.
+//! name the same agent and incarnation. A path has up to `tcp_streams` of them, spread over as many threads on both
+//! sides, because one stream ends at what one core copies; each takes the next slice when it has room.
 //!
-//! `server.rs` serves, `client.rs` asks.
+//! `path.rs` keeps the queue and dials, `client.rs` asks, `server.rs` serves.
 
 mod client;
+mod path;
 mod server;
 
 use std::sync::Arc;
@@ -77,6 +78,6 @@ impl Transport for Tcp {
     fn deregister(&self, _id: RegionId) {}
 
     fn connect(&self, peer: &PeerAddress, opened: Opened) {
-        client::connect(&self.environment, peer, opened);
+        path::connect(&self.environment, peer, opened);
     }
 }

@@ -161,6 +161,7 @@ fn handoff_config(setup: &Setup, fingerprint: Fingerprint) -> HandoffConfig {
             tcp: true,
             fingerprint,
             copy_threads: 1,
+            tcp_streams: 2,
             limits: Limits::default(),
         },
         transport: setup.transport,
