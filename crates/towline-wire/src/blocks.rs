@@ -116,7 +116,7 @@ fn rest(extent: Extent, taken: u64) -> Option<Extent> {
     (extent.len > taken).then(|| Extent { offset: extent.offset + taken, len: extent.len - taken })
 }
 
-fn append(merged: &mut Vec<Run>, mut next: Run, run_bytes_max: u64) {
+pub(crate) fn append(merged: &mut Vec<Run>, mut next: Run, run_bytes_max: u64) {
     if let Some(last) = merged.last_mut() {
         let touches = last.local + last.len == next.local && last.remote + last.len == next.remote;
         if touches && last.len < run_bytes_max {

@@ -63,6 +63,15 @@ impl Fingerprint {
         Ok(())
     }
 
+    /// Whether KV of `peer` means the same, however either side lays it out and shares it over ranks. Layouts are
+    /// then compared, part by part, by [`crate::reshard::plan`].
+    ///
+    /// # Errors
+    /// [`Incompatible`] naming the first field but `layout` that differs.
+    pub fn check_meaning(&self, peer: &Self) -> Result<(), Incompatible> {
+        self.check(&Self { layout: self.layout.clone(), ..peer.clone() })
+    }
+
     /// All fields as one text: the seed of prefix keys.
     pub fn describe(&self) -> String {
         self.fields().iter().map(|(name, value)| format!("{name}={value}\n")).collect()
@@ -246,12 +255,12 @@ fn region_from_wire(region: v1::Region) -> Result<RegionCard, CardError> {
     })
 }
 
-fn fingerprint_to_wire(fingerprint: &Fingerprint) -> v1::Fingerprint {
+pub(crate) fn fingerprint_to_wire(fingerprint: &Fingerprint) -> v1::Fingerprint {
     let Fingerprint { weights, architecture, rope, cache_dtype, layout, prefix_hash } = fingerprint.clone();
     v1::Fingerprint { weights, architecture, rope, cache_dtype, layout, prefix_hash }
 }
 
-fn fingerprint_from_wire(fingerprint: v1::Fingerprint) -> Fingerprint {
+pub(crate) fn fingerprint_from_wire(fingerprint: v1::Fingerprint) -> Fingerprint {
     let v1::Fingerprint { weights, architecture, rope, cache_dtype, layout, prefix_hash } = fingerprint;
     Fingerprint { weights, architecture, rope, cache_dtype, layout, prefix_hash }
 }

@@ -108,6 +108,11 @@ impl LeaseTable {
         self.held.len()
     }
 
+    /// Leases that can be granted before another has to end.
+    pub fn free(&self) -> usize {
+        (self.slots as usize).saturating_sub(self.held.len())
+    }
+
     /// Whether no lease is held.
     pub fn is_empty(&self) -> bool {
         self.held.is_empty()

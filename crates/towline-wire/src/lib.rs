@@ -1,7 +1,8 @@
 //! Every byte that crosses a process boundary in Towline, as pure data.
 //!
-//! **What it is.** Ids, KV layouts, block lists, leases and fences, receipts, contracts, cards, tickets, the
-//! frames of the data path, the control messages, and the state machine of a handoff.
+//! **What it is.** Ids, KV layouts and how ranks share them, block lists, re-sharding plans, leases and fences,
+//! receipts, contracts, cards, tickets, the frames of the data path, the control messages, and the state machine of a
+//! handoff.
 //!
 //! **What it may not do.** No I/O, no clock, no randomness, no `unsafe`: time and nonces are arguments. The
 //! manifest holds the line (nothing here can open a socket).
@@ -14,6 +15,7 @@
 //! - *receipt*: which wire carried how many bytes, how fast, and on what evidence.
 //! - *contract*: what the KV path must be; *rail*: one device's share of a path.
 //! - *ticket*: an owner's signed permission to read the blocks of one request.
+//! - *rank*: one process of an engine, with its share of heads and layers.
 //! - *handoff*: all of it together, for one request.
 
 #![forbid(unsafe_code)]
@@ -24,6 +26,8 @@ pub mod card;
 pub mod contract;
 pub mod control;
 pub mod digest;
+pub mod engine_card;
+pub mod engine_lease;
 pub mod fault;
 pub mod fence;
 pub mod frame;
@@ -35,4 +39,6 @@ pub mod lease;
 pub mod openai;
 pub mod prefix;
 pub mod receipt;
+pub mod reshard;
+pub mod shard;
 pub mod ticket;
