@@ -5,7 +5,7 @@
 //! - `port_xmit_data`, `port_rcv_data`: `Documentation/ABI/stable/sysfs-class-infiniband` (octets divided by 4, on all
 //!   virtual lanes: the PortCounters of the InfiniBand specification's performance management). On RoCE, mlx5 fills them with RDMA traffic alone (`drivers/infiniband/hw/mlx5/mad.c`).
 //! - EFA: `drivers/infiniband/hw/efa/efa_verbs.c`, and Amazon's guide to the driver's metrics. `rdma_read_resp_bytes` is
-//!   left out: two of Amazon's pages differ on its direction.
+//!   left out: published pages differ on its direction.
 //! - bnxt: `drivers/infiniband/hw/bnxt_re/hw_counters.c` (unicast bytes of the RoCE context). The driver that sysfs names
 //!   is that of the PCI function, `bnxt_en`.
 //! - rxe: `drivers/infiniband/sw/rxe/rxe_hw_counters.c` counts packets only.
