@@ -164,7 +164,7 @@ impl ConnectError {
 }
 
 /// Why a transfer did not succeed. After any of these the destination's bytes mean nothing.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum TransferError {
     /// The connection was lost.
@@ -203,6 +203,9 @@ pub enum TransferError {
         /// The region.
         region: RegionId,
     },
+    /// The pair broke its contract, which says to refuse: it is closed, and no data of this transfer is to be used.
+    #[error(transparent)]
+    ContractViolation(Box<ContractViolation>),
     /// Blocks that leave their region.
     #[error("out of range: {detail}")]
     OutOfRange {
@@ -269,7 +272,7 @@ impl TransferError {
             Self::Busy { .. } | Self::Miscounted { .. } => Fault::Ours,
             Self::LeaseRequired { .. } | Self::OutOfRange { .. } | Self::NotWritable { .. } => Fault::Caller,
             Self::Cancelled | Self::Invalid(_) | Self::NotifyTooLong { .. } => Fault::Caller,
-            Self::Active | Self::Closed { .. } => Fault::Caller,
+            Self::Active | Self::Closed { .. } | Self::ContractViolation(_) => Fault::Caller,
         }
     }
 
@@ -282,6 +285,7 @@ impl TransferError {
             Self::PeerRestarted { .. } | Self::Expired { .. } | Self::UnknownRegion { .. } => {
                 Retry::Elsewhere
             }
+            Self::ContractViolation(_) => Retry::Elsewhere,
             Self::Active => Retry::Here,
             Self::Miscounted { .. } => Retry::Elsewhere,
             Self::LeaseRequired { .. } | Self::OutOfRange { .. } | Self::NotWritable { .. } => Retry::Never,

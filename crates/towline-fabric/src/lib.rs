@@ -30,7 +30,8 @@ pub mod transport;
 
 pub use agent::{
     Agent, AgentConfig, AgentStats, ConnectOptions, Limits, Owner, Peer, Prepared, Region, RegionOptions,
-    RegionRole, ShmConfig, Transfer, TransferRequest, TransportChoice, TransportStatus, TransportTraffic,
+    RegionRole, ShmConfig, Totals, Transfer, TransferRequest, TransportChoice, TransportStatus,
+    TransportTraffic,
 };
 pub use error::{ConnectError, ControlError, Reasons, StartError, TransferError};
 pub use pending::Pending;

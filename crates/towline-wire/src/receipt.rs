@@ -147,6 +147,9 @@ pub struct Receipt {
     pub timings: Timings,
     /// The lease under which it was read, if one.
     pub lease: Option<LeaseId>,
+    /// How the pair breaks its contract, where the contract says to go on with an alarm.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub violation: Option<String>,
     /// What supports `transport` and `bytes`.
     pub evidence: Evidence,
     /// The evidence's source in one word, for people and scripts: `mapping`, `socket`, `library`, `counters`.

@@ -126,6 +126,7 @@ struct Copied {
     blocks: Family<State, Gauge>,
     leases: Family<State, Gauge>,
     leases_ended: Family<Cause, Counter>,
+    contract_violations: Counter,
 }
 
 impl Default for Metrics {
@@ -205,6 +206,11 @@ impl Metrics {
             self.transfer_seconds.clone(),
         );
         registry.register("towline_kv_transfers", "KV transfers, by how they ended", self.transfers.clone());
+        registry.register(
+            "towline_contract_violations",
+            "Times that a path began to break the contract",
+            copied.contract_violations.clone(),
+        );
     }
 
     /// A request ended.
@@ -274,6 +280,7 @@ impl Copied {
         for (cause, count) in ended {
             store(&self.leases_ended.get_or_create(&Cause { cause }), count);
         }
+        store(&self.contract_violations, counts.contract_violations);
     }
 }
 
@@ -308,6 +315,7 @@ mod tests {
             seconds: 0.004,
             gb_per_s: 0.001,
             timings: Timings::default(),
+            violation: None,
             lease: None,
             evidence: Evidence { class: EvidenceClass::LibraryExact, source: "mapping".into() },
             verified_by: "mapping".into(),
@@ -326,6 +334,7 @@ mod tests {
         let counts = HandoffCounts {
             leases_held: 1,
             leases_expired: 5,
+            contract_violations: 2,
             bytes_served: vec![(TransportKind::Tcp, 64)],
             ..HandoffCounts::default()
         };
@@ -340,6 +349,7 @@ mod tests {
             "towline_kv_blocks{state=\"free\"} 4",
             "towline_kv_transfer_bytes_total{transport=\"shm\",direction=\"in\"} 4096",
             "towline_kv_transfer_bytes_total{transport=\"tcp\",direction=\"out\"} 64",
+            "towline_contract_violations_total 2",
             "towline_kv_transfer_seconds_count{transport=\"shm\"} 1",
             "towline_kv_transfers_total{transport=\"shm\",outcome=\"ok\"} 1",
             "towline_kv_transfers_total{transport=\"none\",outcome=\"stalled\"} 1",

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use towline_router::WorkerUrl;
 
-use crate::value::{ByteSize, listen_address, temperature, top_p};
+use crate::value::{ByteSize, gb_per_s, listen_address, temperature, top_p};
 
 const ABOUT: &str = "\
 Prefill computes the KV cache, decode pulls it across; Towline is the line between them.
@@ -226,6 +226,8 @@ pub(crate) struct EngineArgs {
     /// What a decode worker does when the KV can't be fetched
     #[arg(long, value_name = "POLICY", value_enum, default_value = "fail")]
     pub(crate) on_kv_failure: OnKvFailure,
+    #[command(flatten)]
+    pub(crate) contract: ContractArgs,
     /// How many KV blocks carry a digest that the decode worker checks
     #[arg(long, value_name = "DIGEST", value_enum, default_value = "full")]
     pub(crate) digest: Digest,
@@ -238,6 +240,43 @@ pub(crate) struct EngineArgs {
     /// How long a prefill worker keeps KV for a decode worker that doesn't come, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) lease_seconds: u64,
+}
+
+/// What the path of the KV must be.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct ContractArgs {
+    /// The least that the wire to a prefill worker must be
+    #[arg(long, value_name = "PATH", value_enum, default_value = "any")]
+    pub(crate) require: Require,
+    /// The least rate of the KV from a prefill worker, in GB (10⁹ bytes) a second; 0 asks for none. Judged after three
+    /// stretches of at least 4 MiB in a row
+    #[arg(long, value_name = "NUMBER", default_value = "0", value_parser = gb_per_s)]
+    pub(crate) min_gb_per_s: f64,
+    /// What happens when a path is less than that: not used, or used with a warning, a metric and a mark on each receipt
+    #[arg(long, value_name = "POLICY", value_enum, default_value = "refuse")]
+    pub(crate) on_violation: OnViolation,
+}
+
+/// Kinds of path, each less than the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Require {
+    /// Whatever works
+    Any,
+    /// Shared memory of one host
+    SameHost,
+    /// Remote direct memory access; no transport of this build offers it
+    Rdma,
+    /// RDMA to and from device memory; no transport of this build offers it
+    GpuDirect,
+}
+
+/// What to do about a path that breaks the contract.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnViolation {
+    /// Don't use it
+    Refuse,
+    /// Use it and say so
+    Alarm,
 }
 
 /// How a process ends.

@@ -67,6 +67,12 @@ pub(crate) fn top_p(text: &str) -> Result<f32, String> {
     text.parse().ok().filter(fits).ok_or_else(|| "write a number above 0, to 1".to_owned())
 }
 
+/// A rate in 10⁹ bytes a second.
+pub(crate) fn gb_per_s(text: &str) -> Result<f64, String> {
+    let fits = |value: &f64| (0.0..=10_000.0).contains(value);
+    text.parse().ok().filter(fits).ok_or_else(|| "write a number of GB/s from 0 to 10000".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

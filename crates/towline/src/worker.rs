@@ -14,11 +14,15 @@ use indicatif::ProgressDrawTarget;
 use serde_json::json;
 use towline_fabric::ShmConfig;
 use towline_wire::auth::ClusterKey;
+use towline_wire::contract::{self, Contract, Requirement};
 use towline_wire::digest::DigestMode;
 use towline_worker::pool::PrefixCache;
 use towline_worker::serve::{self, HttpLimits, Progress, Worker, WorkerConfig};
 
-use crate::cli::{Digest, Format, Global, OnKvFailure, Role, Switch, Transport, WorkerArgs};
+use crate::cli::{
+    ContractArgs, Digest, Format, Global, OnKvFailure, OnViolation, Require, Role, Switch, Transport,
+    WorkerArgs,
+};
 use crate::{logs, out, progress, stop};
 
 /// The variable that holds the cluster's key.
@@ -90,6 +94,7 @@ fn config(args: WorkerArgs, key: ClusterKey) -> WorkerConfig {
             OnKvFailure::Fail => serve::OnKvFailure::Fail,
             OnKvFailure::Recompute => serve::OnKvFailure::Recompute,
         },
+        contract: contract(engine.contract),
         digest: match engine.digest {
             Digest::Off => DigestMode::Off,
             Digest::Sampled => DigestMode::Sampled,
@@ -105,6 +110,22 @@ fn config(args: WorkerArgs, key: ClusterKey) -> WorkerConfig {
             ..HttpLimits::default()
         },
         ..defaults
+    }
+}
+
+fn contract(args: ContractArgs) -> Contract {
+    Contract {
+        require: match args.require {
+            Require::Any => Requirement::Any,
+            Require::SameHost => Requirement::SameHost,
+            Require::Rdma => Requirement::Rdma,
+            Require::GpuDirect => Requirement::GpuDirect,
+        },
+        min_gb_per_s: args.min_gb_per_s,
+        on_violation: match args.on_violation {
+            OnViolation::Refuse => contract::OnViolation::Refuse,
+            OnViolation::Alarm => contract::OnViolation::Alarm,
+        },
     }
 }
 

@@ -8,6 +8,7 @@
 
 use std::collections::VecDeque;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,7 @@ use towline_wire::receipt::TransportKind;
 use super::TransportStatus;
 use super::config::{ConnectOptions, TransportChoice};
 use super::environment::Environment;
+use super::pair::Pair;
 use super::peer::{Peer, PeerShared, PeerState, Side};
 use super::stats::Seat;
 use crate::control::{Dialled, Link, open_control};
@@ -176,6 +178,7 @@ impl Dial {
         if let Some(ours) = &self.options.fingerprint {
             ours.check(&card.fingerprint)?;
         }
+        self.environment.refused.check(&card.agent, &self.options.contract, Instant::now())?;
         Ok(card)
     }
 
@@ -204,6 +207,7 @@ impl Dial {
     fn finish(&self, met: Met, (transport, path): (TransportKind, Arc<dyn Path>), passed_over: Reasons) {
         let violation = self.options.contract.admits(transport, &path.evidence()).err();
         if let Some(violation) = &violation {
+            self.environment.counters.contract_violations.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(peer = %met.card.agent, %violation, "contract violated");
             if self.options.contract.on_violation == OnViolation::Refuse {
                 path.close();
@@ -233,7 +237,7 @@ impl Dial {
             link: met.link,
             state: met.state,
             passed_over,
-            violation,
+            pair: Pair::new(self.options.contract.clone(), violation),
             _seat: seat,
         }));
         self.outcome.complete(Ok(peer));

@@ -9,6 +9,7 @@ use towline_wire::card::{AgentCard, Endpoint, Fingerprint};
 use towline_wire::id::{BootEpoch, EngineId};
 
 use super::config::{AgentConfig, Limits, Owner, ShmConfig};
+use super::pair::Refused;
 use super::region::Regions;
 use super::stats::Counters;
 use crate::io::Io;
@@ -30,6 +31,7 @@ pub(crate) struct Environment {
     pub(crate) regions: Regions,
     pub(crate) counters: Counters,
     pub(crate) copiers: Copiers,
+    pub(crate) refused: Refused,
     engine: EngineId,
     fingerprint: Fingerprint,
     endpoints: OnceLock<Vec<Endpoint>>,
@@ -53,6 +55,7 @@ impl Environment {
             regions: Regions::default(),
             counters: Counters::default(),
             copiers: Copiers::new(config.copy_threads),
+            refused: Refused::default(),
             engine: config.engine,
             fingerprint: config.fingerprint,
             endpoints: OnceLock::new(),

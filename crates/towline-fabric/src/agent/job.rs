@@ -125,6 +125,7 @@ impl Job {
             outcome,
             state: Mutex::new(state),
         });
+        peer.pair.handle_start(job.started);
         job.arm(&mut job.lock(), plan.deadline);
         job.pump();
         job.lock().post = Some(job.started.elapsed());
@@ -203,6 +204,7 @@ impl Job {
         state.ended = true;
         self.wanted.store(false, Ordering::Release);
         self.peer.environment.counters.transfers_failed.fetch_add(1, Ordering::Relaxed);
+        self.peer.conclude(self.plan.op, None);
         if state.outstanding == 0 && !state.pumping {
             // Released before the caller is told.
             self.release(state);
@@ -223,6 +225,11 @@ impl Job {
         let outcome = self.judge(&state);
         self.release(state);
         let outcome = outcome.and_then(|receipt| self.notify().map(|()| receipt));
+        self.peer.conclude(self.plan.op, outcome.as_ref().ok().map(|receipt| receipt.rails.as_slice()));
+        let outcome = outcome.map(|mut receipt| {
+            receipt.violation = self.peer.pair.violation().map(|violation| violation.to_string());
+            receipt
+        });
         let counters = &self.peer.environment.counters;
         let counter = if outcome.is_ok() { &counters.transfers_done } else { &counters.transfers_failed };
         counter.fetch_add(1, Ordering::Relaxed);
@@ -282,6 +289,7 @@ impl Job {
                 wire_s: wire.as_secs_f64(),
                 ..Timings::default()
             },
+            violation: None,
             lease: plan.lease.map(|(lease, _)| lease),
             verified_by: evidence.source.clone(),
             evidence,

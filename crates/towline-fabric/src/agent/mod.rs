@@ -3,10 +3,12 @@
 //! Several may live in one process; each has its own threads, port and keys. [`Agent`] is a handle: the last clone that
 //! goes stops the threads and closes every session. Regions and peers outlive it harmlessly: they find it closed.
 
+mod book;
 mod config;
 mod connect;
 mod environment;
 mod job;
+mod pair;
 mod peer;
 mod plan;
 mod region;
@@ -22,6 +24,7 @@ use towline_wire::card::{AgentCard, Endpoint};
 use towline_wire::id::{AgentName, BootEpoch};
 use towline_wire::receipt::TransportKind;
 
+pub use book::Totals;
 pub use config::{
     AgentConfig, ConnectOptions, Limits, Owner, RegionOptions, RegionRole, ShmConfig, TransportChoice,
 };

@@ -3,15 +3,19 @@
 //! Both are up, or the peer is down: losing either closes the other, and every outstanding transfer fails at once. A
 //! peer that is down stays down; connect again (a restarted agent has another boot epoch and is told apart there).
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Instant;
 
 use towline_wire::card::AgentCard;
 use towline_wire::contract::ContractViolation;
 use towline_wire::control::{Body, HEARTBEAT_LEASES_MAX, NOTIFY_BYTES_MAX, v1};
 use towline_wire::id::{Generation, LeaseId};
-use towline_wire::receipt::{Evidence, TransportKind};
+use towline_wire::receipt::{Evidence, Op, Rail, TransportKind};
 
+use super::book::Totals;
 use super::environment::Environment;
+use super::pair::Pair;
 use super::stats::Seat;
 use super::transfer::{Prepared, Transfer, TransferRequest, planned};
 use crate::control::Link;
@@ -32,7 +36,7 @@ pub(crate) struct PeerShared {
     pub(super) link: Arc<Link>,
     pub(super) state: Arc<PeerState>,
     pub(super) passed_over: Reasons,
-    pub(super) violation: Option<ContractViolation>,
+    pub(super) pair: Pair,
     pub(super) _seat: Seat,
 }
 
@@ -57,9 +61,14 @@ impl Peer {
         &self.0.passed_over
     }
 
-    /// How the path breaks its contract, when the contract says to go on with an alarm.
-    pub fn violation(&self) -> Option<&ContractViolation> {
-        self.0.violation.as_ref()
+    /// How the pair breaks its contract now: when the contract says to go on with an alarm, or after it was refused.
+    pub fn violation(&self) -> Option<ContractViolation> {
+        self.0.pair.violation()
+    }
+
+    /// What it has moved since it was connected.
+    pub fn totals(&self) -> Totals {
+        self.0.pair.totals()
     }
 
     /// Whether transfers can be posted: both sessions are up as far as this side knows.
@@ -145,7 +154,23 @@ impl PeerShared {
             Some((reason, Side::Theirs)) => {
                 TransferError::Unreachable { agent: self.card.agent.clone(), reason: reason.clone() }
             }
+            Some((reason, Side::Contract)) => match self.pair.violation() {
+                Some(violation) => TransferError::ContractViolation(Box::new(violation)),
+                None => TransferError::Closed { reason: reason.clone() },
+            },
             None => TransferError::Unreachable { agent: self.card.agent.clone(), reason: reason.into() },
+        }
+    }
+
+    /// Writes a transfer that ended into the pair's book, and acts when the pair begins to break its contract.
+    pub(super) fn conclude(&self, op: Op, rails: Option<&[Rail]>) {
+        let now = Instant::now();
+        let Some(violation) = self.pair.handle_end(now, op, rails) else { return };
+        self.environment.counters.contract_violations.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(peer = %self.card.agent, %violation, "contract violated");
+        if self.pair.refuses() {
+            self.environment.refused.remember(&self.card.agent, &violation, now);
+            self.state.go_down(&violation.to_string(), Side::Contract);
         }
     }
 }
@@ -161,6 +186,8 @@ impl Drop for PeerShared {
 pub(crate) enum Side {
     Ours,
     Theirs,
+    /// The pair broke it.
+    Contract,
 }
 
 /// Whether a peer is up; ties its control session and its path together.

@@ -41,6 +41,8 @@ pub struct AgentStats {
     pub transfers_failed: u64,
     /// Paths closed by force because a transfer did not drain.
     pub forced_closes: u64,
+    /// Times that a pair began to break its contract.
+    pub contract_violations: u64,
     /// Traffic over shared memory.
     pub shm: TransportTraffic,
     /// Traffic over TCP.
@@ -97,6 +99,7 @@ pub(crate) struct Counters {
     pub(crate) transfers_done: AtomicU64,
     pub(crate) transfers_failed: AtomicU64,
     pub(crate) forced_closes: AtomicU64,
+    pub(crate) contract_violations: AtomicU64,
     shm: Traffic,
     tcp: Traffic,
 }
@@ -121,6 +124,7 @@ impl Counters {
             transfers_done: of(&self.transfers_done),
             transfers_failed: of(&self.transfers_failed),
             forced_closes: of(&self.forced_closes),
+            contract_violations: of(&self.contract_violations),
             shm: self.shm.snapshot(),
             tcp: self.tcp.snapshot(),
         }

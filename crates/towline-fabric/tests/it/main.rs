@@ -6,6 +6,7 @@ mod chaos;
 mod child;
 mod conformance;
 mod connect;
+mod contract;
 mod drain;
 mod raw;
 mod resources;

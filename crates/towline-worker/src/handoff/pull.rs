@@ -300,6 +300,9 @@ fn transfer_error(error: TransferError, deadline: Duration) -> HandoffError {
         TransferError::Stalled { .. } => HandoffError::Stalled { after: deadline },
         TransferError::Expired { .. } => HandoffError::LeaseOver,
         TransferError::Cancelled => HandoffError::Cancelled,
+        TransferError::ContractViolation(violation) => {
+            HandoffError::ContractViolation { detail: violation.to_string() }
+        }
         other => HandoffError::Unreachable { detail: other.to_string() },
     }
 }

@@ -56,6 +56,8 @@ pub struct HandoffCounts {
     pub leases_expired: u64,
     /// Leases taken back at shutdown.
     pub leases_revoked: u64,
+    /// Times that the path to a prefill worker began to break the contract.
+    pub contract_violations: u64,
     /// KV bytes that others read from this worker, by transport, where the transport can count them.
     pub bytes_served: Vec<(TransportKind, u64)>,
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use towline_fabric::{ShmConfig, TransportChoice};
 use towline_wire::auth::ClusterKey;
+use towline_wire::contract::Contract;
 use towline_wire::digest::DigestMode;
 use towline_wire::receipt::TransportKind;
 
@@ -60,6 +61,8 @@ pub struct WorkerConfig {
     pub copy_threads: usize,
     /// TCP streams to a peer, and threads that serve them, 1 to 16. Default 2.
     pub tcp_streams: usize,
+    /// What the path to a prefill worker must be. Default: anything.
+    pub contract: Contract,
     /// The cluster's secret, equal on all workers.
     pub key: ClusterKey,
     /// The deployment's name: KV of another is refused, even under the same key. Default `default`.
@@ -110,6 +113,7 @@ impl WorkerConfig {
             shm: ShmConfig::default(),
             copy_threads: 2,
             tcp_streams: 2,
+            contract: Contract::default(),
             key,
             deployment: "default".into(),
             threads: std::thread::available_parallelism().map_or(1, usize::from),

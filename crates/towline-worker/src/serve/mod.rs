@@ -17,7 +17,6 @@ use std::sync::atomic::Ordering;
 use tokio_util::sync::CancellationToken;
 use towline_fabric::{AgentConfig, Limits, Memory};
 use towline_wire::card::Fingerprint;
-use towline_wire::contract::Contract;
 use towline_wire::id::{AgentName, EngineId};
 use towline_wire::kv_params::RemoteKv;
 use towline_wire::receipt::TransportKind;
@@ -238,7 +237,7 @@ fn handoff(config: &WorkerConfig, pool: KvPool, fingerprint: Fingerprint) -> Res
     let settings = HandoffConfig {
         agent,
         transport: config.transport.choice(),
-        contract: Contract::default(),
+        contract: config.contract.clone(),
         audience: config.deployment.clone(),
         lease_ttl: config.lease,
         pull_deadline: config.pull_deadline,
@@ -274,6 +273,7 @@ impl KvHandoff for Handoff {
             leases_released: leases.released.load(Ordering::Relaxed),
             leases_expired: leases.expired.load(Ordering::Relaxed),
             leases_revoked: leases.revoked.load(Ordering::Relaxed),
+            contract_violations: traffic.contract_violations,
             // Over shm the reader copies by itself, and only it can count.
             bytes_served: vec![(TransportKind::Tcp, traffic.tcp.bytes_served)],
         }

@@ -3,8 +3,19 @@
 use super::*;
 
 /// Words that some argument accepts; a new kind of value adds one here.
-const SAMPLES: [&str; 9] =
-    ["1", "on", "tcp", "json", "127.0.0.1:0", "http://127.0.0.1:1", "true", "full", "recompute"];
+const SAMPLES: [&str; 11] = [
+    "1",
+    "on",
+    "tcp",
+    "json",
+    "127.0.0.1:0",
+    "http://127.0.0.1:1",
+    "true",
+    "full",
+    "recompute",
+    "any",
+    "alarm",
+];
 
 fn sample(arg: &Arg) -> String {
     let words = SAMPLES.iter().chain(&["prefill"]);

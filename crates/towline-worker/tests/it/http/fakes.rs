@@ -240,6 +240,7 @@ pub(crate) fn receipt() -> Receipt {
         seconds: 0.004,
         gb_per_s: 0.001,
         timings: Timings::default(),
+        violation: None,
         lease: Some(LeaseId(7)),
         evidence: Evidence { class: EvidenceClass::LibraryExact, source: "mapping".into() },
         verified_by: "mapping".into(),

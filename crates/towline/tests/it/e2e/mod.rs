@@ -3,6 +3,7 @@
 //! Every wait has a deadline, every port is the kernel's choice, and every process dies with its fixture.
 
 mod cluster;
+mod contract;
 mod faults;
 mod fixture;
 mod handoff;
