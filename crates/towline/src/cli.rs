@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use towline_router::WorkerUrl;
 
+use crate::bench::BenchArgs;
 use crate::value::{ByteSize, gb_per_s, listen_address, temperature, top_p};
 
 const ABOUT: &str = "\
@@ -85,6 +86,8 @@ pub(crate) enum Action {
     Worker(WorkerArgs),
     /// Start the router: one OpenAI-compatible address in front of the workers
     Router(RouterArgs),
+    /// Measure: each figure beside what this machine can do at most
+    Bench(BenchArgs),
 }
 
 /// `towline up`.

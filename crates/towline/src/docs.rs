@@ -36,11 +36,21 @@ fn page() -> String {
     let root = crate::config::command();
     let mut page = HEAD.to_owned();
     section(&mut page, "Every subcommand", "", &root);
-    for sub in root.get_subcommands() {
-        let about = sub.get_about().map(ToString::to_string).unwrap_or_default();
-        section(&mut page, &format!("`towline {}`", sub.get_name()), &about, sub);
-    }
+    subsections(&mut page, "towline", &root);
     page
+}
+
+/// A section for each subcommand that takes arguments of its own.
+fn subsections(page: &mut String, path: &str, command: &Command) {
+    for sub in command.get_subcommands() {
+        let path = format!("{path} {}", sub.get_name());
+        if sub.has_subcommands() {
+            subsections(page, &path, sub);
+        } else {
+            let about = sub.get_about().map(ToString::to_string).unwrap_or_default();
+            section(page, &format!("`{path}`"), &about, sub);
+        }
+    }
 }
 
 fn section(page: &mut String, title: &str, about: &str, command: &Command) {
@@ -86,7 +96,11 @@ fn command_line_page_is_fresh() {
 fn every_argument_says_what_it_is() {
     let mut root = crate::config::command();
     root.build();
-    for sub in root.get_subcommands().filter(|sub| sub.get_name() != "help") {
+    explained(&root);
+}
+
+fn explained(command: &Command) {
+    for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
         for arg in sub.get_arguments() {
             let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
             assert!(
@@ -99,5 +113,6 @@ fn every_argument_says_what_it_is() {
                 !help.contains("How long") && !help.contains("Longest") || help.contains("in seconds");
             assert!(named_unit, "--{} has no unit in its help", arg.get_id());
         }
+        explained(sub);
     }
 }

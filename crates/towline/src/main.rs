@@ -1,11 +1,12 @@
 //! The `towline` binary: the only place that reads flags and variables, prints, and ends the process.
 //!
-//! `cli` declares the flags, `config` settles what each one is, `logs` and `out` write; `worker`, `router` and `up` are
-//! the subcommands, each a thin shell around its crate. Exit codes, the same for every subcommand: 0 fine,
+//! `cli` declares the flags, `config` settles what each one is, `logs` and `out` write; `worker`, `router`, `up` and
+//! `bench` are the subcommands, each a thin shell around its crate. Exit codes, the same for every subcommand: 0 fine,
 //! 1 findings, 2 usage or failure, 3 could not tell.
 
 #![forbid(unsafe_code)]
 
+mod bench;
 mod cli;
 mod config;
 mod logs;
@@ -23,8 +24,10 @@ use anyhow::Result;
 
 use cli::Action;
 use config::Invocation;
-use out::ClosedPipe;
+use out::{ClosedPipe, Findings};
 
+/// It worked, and what it found is not as it should be.
+const FINDINGS: u8 = 1;
 /// Usage, or the tool failed.
 const FAILURE: u8 = 2;
 
@@ -35,12 +38,16 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(Invocation { cli, matches }: Invocation) -> Result<()> {
+fn run(Invocation { mut cli, matches }: Invocation) -> Result<()> {
+    if matches!(cli.action, Action::Bench(_)) && cli.global.log == cli::LOG_DEFAULT {
+        cli.global.log = "warn".into(); // a line for each connection would stand between the figures
+    }
     logs::start(&cli.global)?;
     match cli.action {
         Action::Up(args) => up::run(&cli.global, &args, &matches),
         Action::Worker(args) => worker::run(&cli.global, args, &matches),
         Action::Router(args) => router::run(&cli.global, args),
+        Action::Bench(args) => bench::run(&cli.global, &args, &matches),
     }
 }
 
@@ -48,6 +55,10 @@ fn run(Invocation { cli, matches }: Invocation) -> Result<()> {
 fn explain(error: &anyhow::Error) -> ExitCode {
     if error.is::<ClosedPipe>() {
         return ExitCode::SUCCESS;
+    }
+    if let Some(Findings(what)) = error.downcast_ref() {
+        out::remark(&format!("found: {what}"));
+        return ExitCode::from(FINDINGS);
     }
     if let Some(usage) = error.downcast_ref::<clap::Error>() {
         let _ = usage.print(); // help for a closed pipe is nobody's loss

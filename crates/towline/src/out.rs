@@ -20,6 +20,18 @@ impl fmt::Display for ClosedPipe {
 
 impl std::error::Error for ClosedPipe {}
 
+/// The work was done and its result is bad: what was found, in a sentence. The process exits 1.
+#[derive(Debug)]
+pub(crate) struct Findings(pub(crate) String);
+
+impl fmt::Display for Findings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Findings {}
+
 /// Writes one line to standard output.
 pub(crate) fn line(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();

@@ -129,19 +129,29 @@ fn contract(args: ContractArgs) -> Contract {
     }
 }
 
-/// A file named on the command line wins over the variable, and the variable over a file named elsewhere.
 fn cluster_key(args: &WorkerArgs, matches: &ArgMatches) -> Result<ClusterKey> {
-    let named = matches.value_source("cluster_key_file") == Some(ValueSource::CommandLine);
-    let text = std::env::var(KEY_VARIABLE).ok().filter(|_| !named);
-    match (text, &args.cluster_key_file, args.role) {
-        (Some(text), _, _) => ClusterKey::from_hex(&text).with_context(|| format!("in {KEY_VARIABLE}")),
-        (None, Some(file), _) => read_key(file),
+    match (given_key(args.cluster_key_file.as_deref(), matches)?, args.role) {
+        (Some(key), _) => Ok(key),
         // It talks to no other worker: a key that nobody knows closes its KV port to all.
-        (None, None, Role::Aggregated) => random_key(),
-        (None, None, _) => bail!(
+        (None, Role::Aggregated) => random_key(),
+        (None, _) => bail!(
             "a prefill or decode worker needs the cluster's key: give --cluster-key-file FILE or {KEY_VARIABLE}, 64 \
              hexadecimal digits, the same for all workers"
         ),
+    }
+}
+
+/// The cluster's key, if one was given. A file named on the command line wins over the variable, and the variable over a
+/// file named elsewhere.
+pub(crate) fn given_key(file: Option<&Path>, matches: &ArgMatches) -> Result<Option<ClusterKey>> {
+    let named = matches.value_source("cluster_key_file") == Some(ValueSource::CommandLine);
+    let text = std::env::var(KEY_VARIABLE).ok().filter(|_| !named);
+    match (text, file) {
+        (Some(text), _) => {
+            ClusterKey::from_hex(&text).map(Some).with_context(|| format!("in {KEY_VARIABLE}"))
+        }
+        (None, Some(file)) => read_key(file).map(Some),
+        (None, None) => Ok(None),
     }
 }
 

@@ -275,7 +275,7 @@ impl Job {
             bytes: moved,
             blocks: plan.blocks,
             descriptors: plan.descriptors,
-            descriptors_merged: plan.runs.len() as u64,
+            descriptors_merged: plan.descriptors_merged,
             staged: false,
             rails: rails
                 .filter(|(_, bytes)| **bytes > 0)

@@ -27,6 +27,8 @@ pub(crate) struct Plan {
     pub(crate) bytes: u64,
     pub(crate) blocks: u64,
     pub(crate) descriptors: u64,
+    /// Pieces left after merging, before long ones are cut for slices.
+    pub(crate) descriptors_merged: u64,
     pub(crate) deadline: Duration,
     pub(crate) notify: Option<Vec<u8>>,
     /// How long planning took.
@@ -69,6 +71,7 @@ pub(crate) fn plan(request: &TransferRequest, card: &AgentCard) -> Result<Plan, 
         region: *remote_region,
         lease: *lease,
         cuts: cut(&runs),
+        descriptors_merged: pieces(&runs),
         runs,
         bytes: remote_blocks.bytes(),
         blocks: remote_blocks.indices.len() as u64,
@@ -88,6 +91,15 @@ fn refuse(side: &str, error: BlockListError) -> TransferError {
         BlockListError::Outside { .. } => TransferError::OutOfRange { detail: format!("{side}: {error}") },
         error => TransferError::Invalid(error),
     }
+}
+
+/// Runs that do not go on where the one before ended, on both sides.
+fn pieces(runs: &[Run]) -> u64 {
+    let goes_on = |pair: &&[Run]| match pair {
+        [a, b] => a.local + a.len == b.local && a.remote + a.len == b.remote,
+        _ => false,
+    };
+    (runs.len() - runs.windows(2).filter(goes_on).count()) as u64
 }
 
 /// Consecutive runs, as many as fit in one slice. Each run alone fits.
@@ -123,6 +135,13 @@ mod tests {
                 prop_assert!(runs[range].iter().map(|run| run.len).sum::<u64>() <= PAYLOAD_BYTES_MAX);
             }
         }
+    }
+
+    #[test]
+    fn a_piece_that_was_cut_counts_once() {
+        let run = |local, remote, len| Run { local, remote, len };
+        assert_eq!(pieces(&[]), 0);
+        assert_eq!(pieces(&[run(0, 8, 4), run(4, 12, 4), run(8, 20, 4), run(20, 24, 4)]), 3);
     }
 
     #[test]

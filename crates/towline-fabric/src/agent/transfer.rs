@@ -146,7 +146,7 @@ impl Prepared {
 
     /// Pieces left after merging.
     pub fn descriptors_merged(&self) -> u64 {
-        self.plan.runs.len() as u64
+        self.plan.descriptors_merged
     }
 }
 

@@ -3,8 +3,8 @@
 //!
 //! Nothing is listed here. The command line of `cli.rs` is walked: each argument gets its variable
 //! (`TOWLINE_<SUBCOMMAND>_<FLAG>`), and each key of the file becomes the default of the argument of that name, so
-//! that clap settles which one wins and checks every value alike. A key is in its subcommand's table; what all
-//! subcommands take stands at the top:
+//! that clap settles which one wins and checks every value alike. A key is in its subcommand's table (`[bench.kv]` for
+//! one within another); what all subcommands take stands at the top:
 //!
 //! ```toml
 //! log = "info"
@@ -37,11 +37,15 @@ pub(crate) struct Invocation {
 
 /// The command line with its variables, as `--help` and `docs/cli.md` show it.
 pub(crate) fn command() -> Command {
-    let root = Cli::command().mut_args(|arg| with_variable(arg, "TOWLINE"));
-    let names: Vec<String> = root.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
-    names.into_iter().fold(root, |root, name| {
-        let prefix = format!("TOWLINE_{}", name.to_uppercase());
-        root.mut_subcommand(name, |sub| sub.mut_args(|arg| with_variable(arg, &prefix)))
+    with_variables(Cli::command(), "TOWLINE")
+}
+
+fn with_variables(command: Command, prefix: &str) -> Command {
+    let command = command.mut_args(|arg| with_variable(arg, prefix));
+    let names: Vec<String> = command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
+    names.into_iter().fold(command, |command, name| {
+        let prefix = format!("{prefix}_{}", name.to_uppercase());
+        command.mut_subcommand(name, |sub| with_variables(sub, &prefix))
     })
 }
 
@@ -85,27 +89,26 @@ fn with_file(command: Command, file: &Path) -> Result<Command> {
 }
 
 /// Makes each key of a TOML text the default of its argument.
-fn with_text(mut command: Command, text: &str) -> Result<Command> {
+fn with_text(command: Command, text: &str) -> Result<Command> {
     let table: Table = text.parse().map_err(|error: toml::de::Error| anyhow!("not TOML: {error}"))?;
+    let root = command.clone();
+    with_table(command, "", table, &root)
+}
+
+/// The keys of one table; a table within it is that of a subcommand.
+fn with_table(mut command: Command, section: &str, table: Table, root: &Command) -> Result<Command> {
     for (key, value) in table {
         command = match value {
-            Value::Table(section) if command.find_subcommand(&key).is_some() => {
-                with_section(command, &key, section)?
+            Value::Table(inner) if command.find_subcommand(&key).is_some() => {
+                let sub = command.find_subcommand(&key).context("no such table")?.clone();
+                let changed = with_table(sub, &dotted(section, &key), inner, root)?;
+                command.mut_subcommand(&key, |_| changed)
             }
-            value => with_key(command, "", &key, &value)?,
+            value => with_key(command.clone(), section, &key, &value)
+                .map_err(|error| elsewhere((root, &command), section, &key).unwrap_or(error))?,
         };
     }
     Ok(command)
-}
-
-fn with_section(mut root: Command, name: &str, section: Table) -> Result<Command> {
-    for (key, value) in section {
-        let sub = root.find_subcommand(name).context("no such table")?.clone();
-        let changed = with_key(sub, name, &key, &value)
-            .map_err(|error| elsewhere(&root, name, &key).unwrap_or(error))?;
-        root = root.mut_subcommand(name, |_| changed);
-    }
-    Ok(root)
 }
 
 fn with_key(command: Command, section: &str, key: &str, value: &Value) -> Result<Command> {
@@ -120,8 +123,7 @@ fn with_key(command: Command, section: &str, key: &str, value: &Value) -> Result
 }
 
 /// A key of another table under this one's name, which is a likelier slip than a misspelling.
-fn elsewhere(root: &Command, section: &str, key: &str) -> Option<anyhow::Error> {
-    let here = root.find_subcommand(section)?;
+fn elsewhere((root, here): (&Command, &Command), section: &str, key: &str) -> Option<anyhow::Error> {
     let known = |command: &Command| command.get_arguments().any(|arg| arg.get_long() == Some(key));
     (!known(here) && known(root)).then(|| {
         anyhow!(
@@ -139,17 +141,25 @@ fn unknown(command: &Command, section: &str, key: &str) -> String {
         .map(|known| (strsim::damerau_levenshtein(known, key), known))
         .min()
         .filter(|(distance, known)| *distance <= known.len().div_ceil(2));
-    let owners: Vec<String> = command
-        .get_subcommands()
-        .filter(|sub| sub.get_arguments().any(|arg| arg.get_long() == Some(key)))
-        .map(|sub| format!("[{}]", sub.get_name()))
-        .collect();
+    let owners = owners(command, section, key);
     let hint = match near {
         _ if !owners.is_empty() => format!("; it belongs in {}", owners.join(" or ")),
         Some((_, known)) => format!("; the nearest known key is {:?}", dotted(section, known)),
         None => String::new(),
     };
     format!("unknown key {}{hint}", dotted(section, key))
+}
+
+/// The tables within this one that have the key.
+fn owners(command: &Command, section: &str, key: &str) -> Vec<String> {
+    let of_sub = |sub: &Command| {
+        let name = dotted(section, sub.get_name());
+        let has = sub.get_arguments().any(|arg| arg.get_long() == Some(key));
+        let mut found: Vec<String> = has.then(|| format!("[{name}]")).into_iter().collect();
+        found.extend(owners(sub, &name, key));
+        found
+    };
+    command.get_subcommands().flat_map(of_sub).collect()
 }
 
 fn dotted(section: &str, key: &str) -> String {

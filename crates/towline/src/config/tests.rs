@@ -3,7 +3,7 @@
 use super::*;
 
 /// Words that some argument accepts; a new kind of value adds one here.
-const SAMPLES: [&str; 11] = [
+const SAMPLES: [&str; 16] = [
     "1",
     "on",
     "tcp",
@@ -15,12 +15,16 @@ const SAMPLES: [&str; 11] = [
     "recompute",
     "any",
     "alarm",
+    "prefill",
+    "read",
+    "one-to-one",
+    "random",
+    "llama-3.1-8b",
 ];
 
 fn sample(arg: &Arg) -> String {
-    let words = SAMPLES.iter().chain(&["prefill"]);
     let fits = |word: &&&str| check(arg, &[(**word).to_owned()]).is_ok();
-    words.clone().find(fits).unwrap_or_else(|| panic!("no sample fits --{}", arg.get_id())).to_string()
+    SAMPLES.iter().find(fits).unwrap_or_else(|| panic!("no sample fits --{}", arg.get_id())).to_string()
 }
 
 fn toml_of(section: &str, key: &str, word: &str) -> String {
@@ -36,21 +40,34 @@ fn error_of(text: &str) -> String {
     format!("{:#}", with_text(command(), text).expect_err(text))
 }
 
+/// Every command that takes arguments, by the dotted name of its table; the root's is empty.
+fn sections() -> Vec<(String, Command)> {
+    let mut found = vec![(String::new(), command())];
+    let mut at = 0;
+    while at < found.len() {
+        let (section, command) = &found[at];
+        let inner: Vec<_> =
+            command.get_subcommands().map(|sub| (dotted(section, sub.get_name()), sub.clone())).collect();
+        found.extend(inner);
+        at += 1;
+    }
+    found
+}
+
+fn find<'a>(root: &'a Command, section: &str) -> &'a Command {
+    section.split('.').filter(|name| !name.is_empty()).fold(root, |command, name| {
+        command.find_subcommand(name).unwrap_or_else(|| panic!("no subcommand {name}"))
+    })
+}
+
 #[test]
 fn every_argument_has_a_variable_and_a_key() {
-    let root = command();
-    let sections =
-        std::iter::once(("", &root)).chain(root.get_subcommands().map(|sub| (sub.get_name(), sub)));
     let mut count = 0;
-    for (section, sub) in sections {
+    for (section, sub) in &sections() {
         for arg in sub.get_arguments() {
             let flag = arg.get_long().expect("every argument is a long flag");
-            let prefix = if section.is_empty() {
-                "TOWLINE".into()
-            } else {
-                format!("TOWLINE_{}", section.to_uppercase())
-            };
-            let variable = format!("{prefix}_{}", flag.to_uppercase().replace('-', "_"));
+            let path = if section.is_empty() { flag.to_owned() } else { format!("{section}.{flag}") };
+            let variable = format!("TOWLINE_{}", path.to_uppercase().replace(['-', '.'], "_"));
             assert_eq!(arg.get_env().and_then(|name| name.to_str()), Some(variable.as_str()));
             if flag == CONFIG {
                 continue;
@@ -58,14 +75,14 @@ fn every_argument_has_a_variable_and_a_key() {
             let word = sample(arg);
             let changed = with_text(command(), &toml_of(section, flag, &word))
                 .unwrap_or_else(|error| panic!("{section}.{flag}: {error:#}"));
-            let owner = if section.is_empty() { &changed } else { changed.find_subcommand(section).unwrap() };
-            let now = owner.get_arguments().find(|now| now.get_id() == arg.get_id()).unwrap();
+            let now = find(&changed, section).get_arguments().find(|now| now.get_id() == arg.get_id());
+            let now = now.unwrap();
             assert_eq!(now.get_default_values(), [word.as_str()], "{section}.{flag}");
             assert!(!now.is_required_set(), "{section}.{flag} is still required on the command line");
             count += 1;
         }
     }
-    assert!(count > 30, "only {count} arguments were walked");
+    assert!(count > 50, "only {count} arguments were walked");
 }
 
 #[test]
@@ -105,6 +122,11 @@ fn errors_name_the_key_and_the_nearest_known_one() {
     assert_eq!(error_of("formt = 'json'"), "unknown key formt; the nearest known key is \"format\"");
     assert_eq!(error_of("threads = 4"), "unknown key threads; it belongs in [up] or [worker]");
     assert!(error_of("[worker]\nlog = 'info'").contains("stands at the top"));
+    assert_eq!(error_of("repeat = 4"), "unknown key repeat; it belongs in [bench.kv]");
+    assert_eq!(
+        error_of("[bench.kv]\nrepeats = 4"),
+        "unknown key bench.kv.repeats; the nearest known key is \"bench.kv.repeat\""
+    );
     assert!(error_of("[wroker]\nthreads = 4").contains("the nearest known key is \"worker\""));
     assert!(error_of("config = 'other.toml'").starts_with("unknown key config"));
 }

@@ -84,7 +84,7 @@ impl Child {
 }
 
 /// Variables that would set a child's flags behind `up`'s back.
-fn is_setting(name: &OsStr) -> bool {
+pub(crate) fn is_setting(name: &OsStr) -> bool {
     name.to_str().is_some_and(|name| name.starts_with("TOWLINE_"))
 }
 

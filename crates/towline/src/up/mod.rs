@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cli::{Global, UpArgs};
 use crate::stop;
+pub(crate) use child::is_setting;
 use deployment::Deployment;
 use ears::Event;
 pub(crate) use ears::Progress;

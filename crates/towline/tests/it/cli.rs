@@ -31,9 +31,15 @@ fn refuses(output: &Output, parts: &[&str]) {
 
 #[test]
 fn help_and_version_succeed_on_standard_output() {
-    for args in
-        [&["--help"][..], &["-h"], &["--version"], &["up", "--help"], &["worker", "-h"], &["help", "router"]]
-    {
+    for args in [
+        &["--help"][..],
+        &["-h"],
+        &["--version"],
+        &["up", "--help"],
+        &["worker", "-h"],
+        &["help", "router"],
+        &["bench", "kv", "-h"],
+    ] {
         let output = run(args);
         assert_eq!(output.status.code(), Some(0), "{args:?}");
         assert!(!output.stdout.is_empty() && output.stderr.is_empty(), "{args:?}");

@@ -7,6 +7,7 @@
     reason = "a test fails by a panic and explains itself by printing"
 )]
 
+mod bench;
 mod cli;
 mod e2e;
 mod hygiene;

@@ -125,9 +125,13 @@ impl Watched {
 
     /// The subcommand it runs, and its role: `worker --role=decode`.
     pub(crate) fn what(&self) -> String {
+        self.words().into_iter().skip(1).take(2).collect::<Vec<_>>().join(" ")
+    }
+
+    /// Its command line.
+    pub(crate) fn words(&self) -> Vec<String> {
         let line = std::fs::read(format!("/proc/{}/cmdline", self.pid.as_raw_nonzero())).unwrap_or_default();
-        let words = line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
-        words.skip(1).take(2).collect::<Vec<_>>().join(" ")
+        line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect()
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
