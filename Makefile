@@ -37,6 +37,10 @@ lint: ## formatting and clippy, warnings as errors
 fmt: ## format the code
 	$(CARGO) fmt --all
 
+.PHONY: fuzz
+fuzz: ## fuzz every decoder with cargo-fuzz on nightly, a minute each (ARGS='600 ticket frame'); `make test` runs the stable form
+	@scripts/fuzz.sh $(ARGS)
+
 .PHONY: bench
 bench: build ## the benchmarks, in release, with the real model: run on a quiet machine (docs/benchmarks.md)
 	@model="$$($(PYTHON) scripts/fetch_model.py)" && export TOWLINE_MODEL="$$model" && \

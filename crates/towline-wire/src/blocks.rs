@@ -37,12 +37,17 @@ pub struct BlockList {
 }
 
 impl BlockList {
-    /// Blocks × bytes over all bases.
+    /// Blocks × bytes over all bases; `u64::MAX` where that is more than 64 bits can count.
     pub fn bytes(&self) -> u64 {
-        self.block_bytes * self.indices.len() as u64 * self.bases.len() as u64
+        self.counted_bytes().unwrap_or(u64::MAX)
     }
 
-    /// Checks that every block lies in a region of `region_bytes`, and that nothing overflows.
+    fn counted_bytes(&self) -> Option<u64> {
+        self.block_bytes.checked_mul(self.indices.len() as u64)?.checked_mul(self.bases.len() as u64)
+    }
+
+    /// Checks that every block lies in a region of `region_bytes`, and that nothing overflows: no offset, and not
+    /// the bytes of all blocks together (a list may name a block twice).
     ///
     /// # Errors
     /// [`BlockListError`] naming the block.
@@ -55,6 +60,9 @@ impl BlockList {
         }
         if self.block_bytes == 0 || self.block_bytes > self.stride || self.block_bytes > region_bytes {
             return Err(BlockListError::BlockBytes { block_bytes: self.block_bytes, stride: self.stride });
+        }
+        if self.counted_bytes().is_none() {
+            return Err(BlockListError::Bytes { blocks: self.indices.len(), block_bytes: self.block_bytes });
         }
         let Some(highest) = self.indices.iter().max() else { return Ok(()) };
         let reach =
@@ -155,6 +163,14 @@ pub enum BlockListError {
         /// Bytes from one to the next.
         stride: u64,
     },
+    /// The list is corrupt: no region holds so much.
+    #[error("{blocks} blocks of {block_bytes} bytes are more than 64 bits can count")]
+    Bytes {
+        /// Blocks of each base.
+        blocks: usize,
+        /// Bytes of a block.
+        block_bytes: u64,
+    },
     /// The list belongs to another region, or its card is old.
     #[error("block {index} from base {base} leaves the region of {region_bytes} bytes")]
     Outside {
@@ -210,6 +226,13 @@ mod tests {
         ] {
             assert!(bad.validate(100).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn bytes_that_cannot_be_counted_are_refused() {
+        let twice = list(vec![0], 1 << 63, 1 << 63, vec![0, 0]);
+        assert!(matches!(twice.validate(u64::MAX), Err(BlockListError::Bytes { .. })));
+        assert_eq!(twice.bytes(), u64::MAX);
     }
 
     #[test]

@@ -178,10 +178,12 @@ impl AgentCard {
     ///
     /// # Errors
     /// [`CardError`] naming what is wrong.
-    pub fn from_wire(card: v1::Card) -> Result<Self, CardError> {
+    pub fn from_wire(mut card: v1::Card) -> Result<Self, CardError> {
         if card.version != CARD_VERSION {
             return Err(CardError::Version { found: card.version });
         }
+        // Counted as this build would write it, so that what was taken can be sent again.
+        card.fingerprint.get_or_insert_default();
         let length = prost::Message::encoded_len(&card);
         if length > CARD_BYTES_MAX || card.regions.len() > REGIONS_MAX || card.endpoints.len() > ENDPOINTS_MAX
         {
@@ -337,6 +339,25 @@ mod tests {
             let error = AgentCard::from_wire(wire).unwrap_err().to_string();
             assert!(error.contains(word), "{error:?} does not say {word:?}");
         }
+    }
+
+    #[test]
+    fn a_card_that_is_taken_can_be_sent_again() {
+        use prost::Message;
+        let mut wire = card().to_wire();
+        wire.fingerprint = None;
+        wire.regions[0].keys =
+            vec![v1::RegionKey { transport: "tcp".into(), key: vec![7; KEY_BYTES_MAX] }; 15];
+        wire.endpoints[0].address = vec![b'a'; KEY_BYTES_MAX];
+        while wire.encoded_len() > CARD_BYTES_MAX {
+            wire.endpoints[0].address.pop();
+        }
+        assert_eq!(wire.encoded_len(), CARD_BYTES_MAX);
+        let refused = AgentCard::from_wire(wire.clone());
+        assert!(matches!(refused, Err(CardError::TooLarge { .. })), "sent again it would be longer");
+        wire.endpoints[0].address.truncate(8);
+        let taken = AgentCard::from_wire(wire).unwrap();
+        assert_eq!(AgentCard::from_wire(taken.to_wire()), Ok(taken));
     }
 
     #[test]

@@ -132,7 +132,8 @@ mod hex_words {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u64>, D::Error> {
         let text = String::deserialize(deserializer)?;
-        if !text.is_ascii() || !text.len().is_multiple_of(16) {
+        // `from_str_radix` would also take a sign.
+        if !text.bytes().all(|byte| byte.is_ascii_hexdigit()) || !text.len().is_multiple_of(16) {
             return Err(D::Error::custom("digests are 16 hexadecimal digits a block"));
         }
         let word =
@@ -190,6 +191,9 @@ mod tests {
         let text = serde_json::to_string(&digests(DigestMode::Full)).unwrap();
         assert_eq!(serde_json::from_str::<Digests>(&text).unwrap(), digests(DigestMode::Full));
         assert!(serde_json::from_str::<Digests>(r#"{"mode":"full","values":"0123"}"#).is_err());
-        assert!(serde_json::from_str::<Digests>(r#"{"mode":"full","values":"zzzzzzzzzzzzzzzz"}"#).is_err());
+        for values in ["zzzzzzzzzzzzzzzz", "+fffffffffffffff", "éééééééé"] {
+            let text = format!(r#"{{"mode":"full","values":"{values}"}}"#);
+            assert!(serde_json::from_str::<Digests>(&text).is_err(), "{values}");
+        }
     }
 }

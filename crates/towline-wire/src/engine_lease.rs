@@ -103,8 +103,8 @@ impl EngineLeases {
             return Err(EngineLeaseError::Rank { rank: 0, error: LeaseError::Readers { readers: count } });
         }
         if let Some((rank, table)) = (0..).zip(&self.tables).find(|(_, table)| table.free() == 0) {
-            let slots = u32::try_from(table.len()).unwrap_or(u32::MAX);
-            return Err(EngineLeaseError::Rank { rank, error: LeaseError::Full { slots } });
+            let error = LeaseError::Full { slots: table.slots() };
+            return Err(EngineLeaseError::Rank { rank, error });
         }
         // Slots and readers are checked: no table refuses now, with others granted.
         let granted = (0..).zip(self.tables.iter_mut().zip(blocks)).map(|(rank, (table, blocks))| {

@@ -5,7 +5,7 @@
 //!  | len u32 | kind | 0 0 0 | mac, 16 bytes | body, len bytes | [payload: raw bytes, only after kinds that say so]
 //! ```
 //!
-//! The MAC covers direction (its key), position (a counter), kind and body, so a frame cannot be replayed, reordered
+//! The MAC covers direction (its key), position (a counter), kind and body, the rest of the header must be 0, so a frame cannot be replayed, reordered
 //! or moved between sessions. Payload bytes are not covered: KV is checked by fence and digest. Integers are
 //! little-endian. Every length is bounded before anything is allocated.
 
@@ -119,9 +119,12 @@ impl Header {
     /// Reads a header. Nothing is trusted yet but its bounds.
     ///
     /// # Errors
-    /// [`FrameError::Kind`], [`FrameError::Length`].
+    /// [`FrameError::Kind`], [`FrameError::Reserved`], [`FrameError::Length`].
     pub fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
         let kind = FrameKind::from_byte(bytes[4]).ok_or(FrameError::Kind { kind: bytes[4] })?;
+        if bytes[5..8] != [0; 3] {
+            return Err(FrameError::Reserved);
+        }
         let len = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) as usize;
         if len > BODY_BYTES_MAX {
             return Err(FrameError::Length { length: len });
@@ -202,6 +205,7 @@ impl Request {
         if tail.len() % 16 != 0 {
             return Err(FrameError::Request("its extents are cut"));
         }
+        check_count(tail.len() / 16)?; // before anything is allocated for them
         let word = |at: usize| u64_at(head, at);
         let lease = match u32_at(head, 28) {
             0 => None,
@@ -217,10 +221,15 @@ impl Request {
     }
 }
 
-fn check_extents(extents: &[Extent]) -> Result<(), FrameError> {
-    if extents.is_empty() || extents.len() > EXTENTS_MAX {
-        return Err(FrameError::Request("it has no extents or more than 4096"));
+fn check_count(extents: usize) -> Result<(), FrameError> {
+    if (1..=EXTENTS_MAX).contains(&extents) {
+        return Ok(());
     }
+    Err(FrameError::Request("it has no extents or more than 4096"))
+}
+
+fn check_extents(extents: &[Extent]) -> Result<(), FrameError> {
+    check_count(extents.len())?;
     let mut total: u64 = 0;
     for extent in extents {
         if extent.len == 0 || extent.offset.checked_add(extent.len).is_none() {
@@ -313,6 +322,9 @@ pub enum FrameError {
         /// The byte found.
         kind: u8,
     },
+    /// Someone altered the frame where the seal does not reach, or the peer is of another version.
+    #[error("the reserved bytes of a frame's header are not 0")]
+    Reserved,
     /// The peer is broken or hostile.
     #[error("a frame of {length} bytes is longer than {BODY_BYTES_MAX}")]
     Length {
@@ -362,6 +374,16 @@ mod tests {
         head[..4].copy_from_slice(&u32::MAX.to_le_bytes());
         head[4] = 1;
         assert!(matches!(Header::parse(&head), Err(FrameError::Length { .. })));
+    }
+
+    #[test]
+    fn a_header_has_one_form() {
+        let frame = Sealer::new([1; 32]).seal(FrameKind::Control, b"one").unwrap();
+        for at in 5..8 {
+            let mut altered = frame.clone();
+            altered[at] = 1;
+            assert_eq!(open(&mut Opener::new([1; 32]), &altered), Err(FrameError::Reserved));
+        }
     }
 
     #[test]

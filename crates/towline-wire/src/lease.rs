@@ -2,9 +2,13 @@
 //!
 //! A lease ends once: by release of its last reader, by expiry, or by revocation. Ending yields a [`Revocation`] that
 //! hides the blocks: they come out only when the owner has stored the new generation in the fence slot
-//! ([`Revocation::fenced`]). The type makes the order of the brief's section 3.4 hard to get wrong.
+//! ([`Revocation::fenced`]). The type makes the order of the brief's section 3.4 hard to get wrong. The slot itself comes
+//! free by the same call and no earlier: another thread's grant can't show its generation there, only to have it
+//! overwritten by the late store of the lease before it.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use thiserror::Error;
@@ -42,9 +46,27 @@ struct Held {
     blocks: Vec<u32>,
 }
 
+/// Slots whose last lease is over and fenced, shared between the table and the revocations under way. Held for a push
+/// or a pop, never while anything is waited for.
+#[derive(Clone, Default)]
+struct FreeSlots(Arc<Mutex<Vec<u32>>>);
+
+impl FreeSlots {
+    fn lock(&self) -> MutexGuard<'_, Vec<u32>> {
+        // A push or a pop leaves the list whole.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for FreeSlots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} free slots", self.lock().len())
+    }
+}
+
 /// A lease that is over. Its slot must get [`Revocation::generation`] before the blocks may be reused.
 #[derive(Debug)]
-#[must_use = "the blocks are lost unless the slot is fenced"]
+#[must_use = "the blocks and the slot are lost unless the slot is fenced"]
 pub struct Revocation {
     /// The lease.
     pub lease: LeaseId,
@@ -55,12 +77,15 @@ pub struct Revocation {
     /// Why it ended.
     pub cause: EndCause,
     blocks: Vec<u32>,
+    free_slots: FreeSlots,
 }
 
 impl Revocation {
-    /// The blocks, once `store` has put the new generation into the slot with a full fence after it.
+    /// The blocks, once `store` has put the new generation into the slot with a full fence after it. From then on the
+    /// slot may serve another lease.
     pub fn fenced(self, store: impl FnOnce(u32, Generation)) -> Vec<u32> {
         store(self.slot, self.generation);
+        self.free_slots.lock().push(self.slot);
         self.blocks
     }
 }
@@ -81,7 +106,7 @@ pub enum EndCause {
 pub struct LeaseTable {
     held: HashMap<LeaseId, Held>,
     by_expiry: BTreeMap<(Now, LeaseId), ()>,
-    free_slots: Vec<u32>,
+    free_slots: FreeSlots,
     next_slot: u32,
     slots: u32,
     next_lease: u64,
@@ -95,7 +120,7 @@ impl LeaseTable {
         Self {
             held: HashMap::new(),
             by_expiry: BTreeMap::new(),
-            free_slots: Vec::new(),
+            free_slots: FreeSlots::default(),
             next_slot: 0,
             slots,
             next_lease: 1,
@@ -108,9 +133,14 @@ impl LeaseTable {
         self.held.len()
     }
 
-    /// Leases that can be granted before another has to end.
+    /// Leases that can be granted before another has to end and be fenced.
     pub fn free(&self) -> usize {
-        (self.slots as usize).saturating_sub(self.held.len())
+        (self.slots - self.next_slot) as usize + self.free_slots.lock().len()
+    }
+
+    /// Fence slots there are.
+    pub(crate) fn slots(&self) -> u32 {
+        self.slots
     }
 
     /// Whether no lease is held.
@@ -118,7 +148,9 @@ impl LeaseTable {
         self.held.is_empty()
     }
 
-    /// Grants `blocks` to `readers` until `now + ttl`. Store the grant's generation in its slot before telling anyone.
+    /// Grants `blocks` to `readers` until `now + ttl`. Store the grant's generation in its slot before telling anyone,
+    /// and before any lease of this table can end: under the lock that guards the table. A store that comes after the
+    /// lease's own revocation would make a dead lease look alive.
     ///
     /// # Errors
     /// [`LeaseError::Full`], [`LeaseError::Readers`].
@@ -212,13 +244,12 @@ impl LeaseTable {
     fn end(&mut self, lease: LeaseId, cause: EndCause) -> Option<Revocation> {
         let held = self.held.remove(&lease)?;
         self.by_expiry.remove(&(held.expires, lease));
-        self.free_slots.push(held.slot);
-        let generation = self.take_generation();
-        Some(Revocation { lease, slot: held.slot, generation, cause, blocks: held.blocks })
+        let (generation, free_slots) = (self.take_generation(), self.free_slots.clone());
+        Some(Revocation { lease, slot: held.slot, generation, cause, blocks: held.blocks, free_slots })
     }
 
     fn take_slot(&mut self) -> Result<u32, LeaseError> {
-        if let Some(slot) = self.free_slots.pop() {
+        if let Some(slot) = self.free_slots.lock().pop() {
             return Ok(slot);
         }
         if self.next_slot == self.slots {
@@ -238,7 +269,7 @@ impl LeaseTable {
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum LeaseError {
     /// Wait for leases to end, or give the agent more slots.
-    #[error("all {slots} leases are held")]
+    #[error("all {slots} fence slots are taken")]
     Full {
         /// Slots there are.
         slots: u32,
@@ -287,6 +318,20 @@ mod tests {
         let (slot, generation) = stored.unwrap();
         assert_eq!((blocks, slot), (vec![3, 4], grant.slot));
         assert!(generation > grant.generation);
+    }
+
+    /// Otherwise a grant's generation could be overwritten by the store of the lease that had the slot before it,
+    /// and its readers be told that a live lease is over.
+    #[test]
+    fn a_slot_is_granted_again_only_after_it_was_fenced() {
+        let mut table = LeaseTable::new(1);
+        let grant = table.grant(at(0), vec![1], 1, TTL).unwrap();
+        let over = table.release(grant.lease, grant.generation).unwrap().unwrap();
+        assert_eq!((table.len(), table.free()), (0, 0));
+        assert_eq!(table.grant(at(0), vec![2], 1, TTL), Err(LeaseError::Full { slots: 1 }));
+        _ = over.fenced(|_, _| ());
+        assert_eq!(table.free(), 1);
+        assert_eq!(table.grant(at(0), vec![2], 1, TTL).unwrap().slot, grant.slot);
     }
 
     #[test]
