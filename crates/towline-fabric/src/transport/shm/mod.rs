@@ -5,8 +5,8 @@
 //! caller: waking a thread costs more. The first pass over a peer's memory also faults its pages in (16 at a time).
 //! Expected: the memory's copy rate, 5 to 10 GB/s a thread.
 //!
-//! **Measured** (`benches/pull.rs`, 2 shared cores under load, two processes): 45 MiB in blocks of 360 KiB in 9.1 ms at
-//! best (5.2 GB/s), as fast as one thread's `memcpy` of the same bytes there; 64 KiB in 2.1 µs; 4 KiB in 0.9 µs.
+//! **Measured** (`towline bench kv`, 2026-11-30, 2-core EPYC, 256 MiB, docs/benchmarks.md): 10.2 GB/s with two threads and
+//! 6.1 with one, 1.3 to 1.4 times `memmove` of the same bytes by as many threads.
 //!
 //! **Probe.** Host names prove nothing: containers share them or don't, and share files or don't. What counts is what
 //! works: (1) the peer's socket can be reached, at the path or abstract name of its card; (2) whoever answers there

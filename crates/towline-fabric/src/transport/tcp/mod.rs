@@ -3,10 +3,11 @@
 //! **Cost of a read of N bytes.** One request frame for each 2 MiB (56 bytes and 16 an extent), one reply frame (48
 //! bytes), and the payload, which the kernel copies twice: out of the owner's memory into a socket buffer
 //! (`sendmsg`), out of it into the destination (`recvmsg`); no copy in user space, no allocation for payload. About
-//! three system calls for each MiB. Expected on loopback with both ends on one core each: 2 to 3 GB/s.
+//! three system calls for each MiB. Expected on loopback: what one core copies for one stream, 2 GB/s, and up to what the
+//! cores copy together for several.
 //!
-//! **Measured** (`benches/pull.rs`, 2 shared cores under load, loopback, two processes): 45 MiB in blocks of 360 KiB in
-//! 25 ms at best (1.9 GB/s), 37 ms in the median; 64 KiB in 21 µs, 4 KiB in 16 µs.
+//! **Measured** (`towline bench kv`, 2026-11-30, 2-core EPYC, loopback, 256 MiB, docs/benchmarks.md): 3.1 GB/s over two
+//! streams and 2.3 over one, at 0.6 processor seconds a GB; raw streams of the same kind 3.1 and 2.1.
 //!
 //! A data connection goes to the same port as the control session, with its own handshake; its first answer must
 //! name the same agent and incarnation. A path has up to `tcp_streams` of them, spread over as many threads on both

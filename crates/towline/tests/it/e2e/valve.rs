@@ -5,7 +5,7 @@
 //! Hello (docs/wire.md, section 2).
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use crate::process::PATIENCE;
@@ -27,8 +27,9 @@ impl Valve {
     pub(super) fn open(data_bytes: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        // Free a moment ago; the worker takes it in a moment.
-        let upstream = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        // Free a moment ago, and taken by the worker in a moment: on an address of our own, because others take ports of
+        // the usual one all the time.
+        let upstream = TcpListener::bind((own_loopback(), 0)).unwrap().local_addr().unwrap();
         let (holds, held) = channel();
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
@@ -43,6 +44,12 @@ impl Valve {
     pub(super) fn holds(&self) {
         self.held.recv_timeout(PATIENCE).expect("no KV ever came through");
     }
+}
+
+/// A loopback address that no other test process uses.
+fn own_loopback() -> Ipv4Addr {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, 77, high, low.max(1))
 }
 
 /// Errors end the connection, as they would end a real one.
