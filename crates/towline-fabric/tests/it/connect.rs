@@ -264,3 +264,25 @@ fn memory_that_cannot_be_a_region_is_refused() {
     let read = request(Op::Read, &memory(64), last, (blocks(64, [0]), blocks(64, [0])));
     peer.transfer(read).unwrap().wait(PATIENCE).unwrap().unwrap();
 }
+
+#[test]
+fn agents_meet_over_ipv6() {
+    if let Err(error) = std::net::TcpListener::bind("[::1]:0") {
+        return crate::skips::note("agents over IPv6", &error.to_string());
+    }
+    let mut owner = config("owner");
+    owner.listen = "[::1]:0".parse().unwrap();
+    let (owner, _) = start(owner);
+    assert!(owner.address().starts_with("[::1]:"), "{}", owner.address());
+    let remote = memory(1 << 20);
+    remote.write_from(0, &pattern(3, 1 << 20)).unwrap();
+    let region = owner.register(remote, RegionOptions::default()).unwrap();
+    let (reader, _) = start(config("reader"));
+    let peer = wait(reader.connect(owner.address(), only(TransportKind::Tcp))).unwrap();
+    let local = memory(1 << 20);
+    let list = || blocks(1 << 12, (0..256).rev());
+    let mut transfer = peer.transfer(request(Op::Read, &local, region.id(), (list(), list()))).unwrap();
+    let receipt = transfer.wait(PATIENCE).unwrap().unwrap();
+    assert!(contents(&local) == pattern(3, 1 << 20));
+    assert!(receipt.rails[0].name.contains("[::1]"), "{:?}", receipt.rails);
+}

@@ -1,6 +1,7 @@
 //! The fabric from outside: agents, peers, transfers and faults over loopback and shared memory.
 
 #![expect(clippy::unwrap_used, reason = "in a test's helpers too, what fails should stop the test")]
+#![expect(clippy::print_stderr, reason = "a test that is skipped says so")]
 
 mod chaos;
 mod child;
@@ -10,6 +11,7 @@ mod contract;
 mod drain;
 mod raw;
 mod resources;
+mod skips;
 mod strangers;
 mod streams;
 mod support;
