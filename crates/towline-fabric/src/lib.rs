@@ -8,8 +8,8 @@
 //! **What it may not do.** No async runtime (callers await, poll or wait: [`Pending`]); no environment, no flags, no
 //! printing; no knowledge of models, tokens or HTTP. `unsafe` lives in `region/` alone. An idle agent uses no CPU.
 //!
-//! **Threads.** `towline-io` waits for every socket and deadline of an agent; `towline-copy-N` copy over shared
-//! memory. Callbacks of [`Owner`] run on the first.
+//! **Threads.** `towline-io` waits for control sessions and deadlines; it and `towline-io-N` share the data streams;
+//! `towline-copy-N` copy over shared memory. Callbacks of [`Owner`] run on the io threads.
 //!
 //! **Words.**
 //! - *transport*: a way to move bytes; *path*: one peer over one transport.

@@ -136,8 +136,8 @@ impl Default for ConnectOptions {
     }
 }
 
-/// What the serving side asks the application. Called on the thread that serves every peer: answer at once, never
-/// block, never wait for a [`Pending`](crate::Pending).
+/// What the serving side asks the application. Called on the threads that serve peers, [`Owner::admit`] on several at
+/// once: answer at once, never block, never wait for a [`Pending`](crate::Pending). A panic stops the agent.
 pub trait Owner: Send + Sync {
     /// Whether a peer may read or write `extents` of `region` under `lease`. Region, bounds, and that a leased region
     /// is asked for with a lease, are checked before. Asked for each request of at most 2 MiB, over transports whose

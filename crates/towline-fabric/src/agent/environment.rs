@@ -25,8 +25,8 @@ pub(crate) struct Environment {
     pub(crate) owner: Arc<dyn Owner>,
     /// Control sessions, deadlines, listeners, and the first lane.
     pub(crate) io: Arc<Io>,
-    /// Where data streams are spread: `io` and the threads beside it.
-    lanes: Vec<Arc<Io>>,
+    /// The lanes beside it: data streams are spread over all of them.
+    more_lanes: Vec<Arc<Io>>,
     next_lane: AtomicUsize,
     pub(crate) regions: Regions,
     pub(crate) counters: Counters,
@@ -38,9 +38,11 @@ pub(crate) struct Environment {
 }
 
 impl Environment {
-    /// `lanes` has at least one; its first also carries control.
-    pub(crate) fn new(config: AgentConfig, owner: Arc<dyn Owner>, lanes: Vec<Arc<Io>>) -> io::Result<Self> {
-        let io = lanes.first().map(Arc::clone).ok_or_else(|| io::Error::other("no io thread"))?;
+    pub(crate) fn new(
+        config: AgentConfig,
+        owner: Arc<dyn Owner>,
+        (io, more_lanes): (Arc<Io>, Vec<Arc<Io>>),
+    ) -> io::Result<Self> {
         let boot_epoch = BootEpoch(u64::from_le_bytes(random()?));
         Ok(Self {
             identity: Identity { agent: config.name, boot_epoch },
@@ -50,7 +52,7 @@ impl Environment {
             tcp: config.tcp,
             owner,
             io,
-            lanes,
+            more_lanes,
             next_lane: AtomicUsize::new(0),
             regions: Regions::default(),
             counters: Counters::default(),
@@ -65,17 +67,20 @@ impl Environment {
     /// The thread for the next data stream: in turn.
     pub(crate) fn next_lane(&self) -> &Arc<Io> {
         let turn = self.next_lane.fetch_add(1, Ordering::Relaxed);
-        self.lanes.get(turn % self.lanes.len()).unwrap_or(&self.io)
+        match turn % self.streams() {
+            0 => &self.io,
+            further => &self.more_lanes[further - 1],
+        }
     }
 
     /// Streams that a path may have.
     pub(crate) fn streams(&self) -> usize {
-        self.lanes.len()
+        1 + self.more_lanes.len()
     }
 
     /// Ends every thread.
     pub(crate) fn stop(&self) {
-        self.lanes.iter().for_each(|io| io.stop());
+        self.more_lanes.iter().chain([&self.io]).for_each(|io| io.stop());
     }
 
     /// Sets the card's endpoints, once, before anybody can ask for it.

@@ -76,14 +76,16 @@ impl Agent {
     pub fn start(config: AgentConfig, owner: Arc<dyn Owner>) -> Result<Self, StartError> {
         let system = |step| move |error| StartError::System { step, error };
         let (listener, bound) = Listener::bind(config.listen)?;
-        let (mut lanes, mut reactors) = (Vec::new(), Vec::new());
-        for _ in 0..config.tcp_streams.clamp(1, TCP_STREAMS_MAX) {
-            let (io, reactor) = Reactor::new().map_err(system("epoll"))?;
-            lanes.push(io);
+        let (io, reactor) = Reactor::new().map_err(system("epoll"))?;
+        let (mut more_lanes, mut reactors) = (Vec::new(), vec![reactor]);
+        for _ in 1..config.tcp_streams.clamp(1, TCP_STREAMS_MAX) {
+            let (lane, reactor) = Reactor::new().map_err(system("epoll"))?;
+            more_lanes.push(lane);
             reactors.push(reactor);
         }
         let advertised = config.advertise.clone();
-        let environment = Arc::new(Environment::new(config, owner, lanes).map_err(system("getrandom"))?);
+        let environment =
+            Arc::new(Environment::new(config, owner, (io, more_lanes)).map_err(system("getrandom"))?);
         // From here on dropping `running` stops everything that was started.
         let mut running = Running {
             environment,
@@ -95,7 +97,10 @@ impl Agent {
         };
         for (index, reactor) in reactors.into_iter().enumerate() {
             let name = if index == 0 { "towline-io".into() } else { format!("towline-io-{index}") };
-            let thread = reactor.start(&name).map_err(system("starting an io thread"))?;
+            // An agent with one of its threads gone would serve some peers and not others.
+            let all = Arc::downgrade(&running.environment);
+            let panicked = move || all.upgrade().map_or((), |environment| environment.stop());
+            let thread = reactor.start(&name, panicked).map_err(system("starting an io thread"))?;
             running.threads.get_mut().unwrap_or_else(PoisonError::into_inner).push(thread);
         }
         running.open_transports()?;

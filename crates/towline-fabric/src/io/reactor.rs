@@ -44,15 +44,20 @@ impl Reactor {
         Ok((Arc::clone(&io), Self { poll, io, sessions: HashMap::new(), again: Vec::new() }))
     }
 
-    /// Starts the thread; it ends after [`Io::stop`].
+    /// Starts the thread; it ends after [`Io::stop`], or when a callback panics, which `panicked` is told.
     ///
     /// # Errors
     /// The kernel's.
-    pub(crate) fn start(mut self, name: &str) -> io::Result<JoinHandle<()>> {
+    pub(crate) fn start(
+        mut self,
+        name: &str,
+        panicked: impl FnOnce() + Send + 'static,
+    ) -> io::Result<JoinHandle<()>> {
         std::thread::Builder::new().name(name.into()).spawn(move || {
             let _ = self.io.thread.set(std::thread::current().id());
             if catch_unwind(AssertUnwindSafe(|| self.run())).is_err() {
-                tracing::error!("a callback panicked on the io thread; the agent stops");
+                tracing::error!("a callback panicked on an io thread; the agent stops");
+                panicked();
             }
             // Dropped here, not while unwinding: its sessions end, and nobody is left waiting.
             drop(self);

@@ -236,7 +236,9 @@ fn a_prepared_transfer_is_active_until_it_has_drained() {
 
 #[test]
 fn a_panicking_owner_stops_its_agent_and_nobody_waits_for_ever() {
-    struct Panics;
+    struct Panics {
+        again: bool,
+    }
     impl towline_fabric::Owner for Panics {
         fn admit(
             &self,
@@ -257,16 +259,22 @@ fn a_panicking_owner_stops_its_agent_and_nobody_waits_for_ever() {
         fn handle_heartbeat(&self, _: &towline_wire::auth::Identity, _: &[towline_wire::id::LeaseId]) {}
         fn handle_notify(&self, _: &towline_wire::auth::Identity, _: Vec<u8>) {}
         fn handle_peer_gone(&self, _: &towline_wire::auth::Identity) {
-            panic!("again on purpose")
+            assert!(!self.again, "again on purpose");
         }
     }
-    let owner = Agent::start(config("owner"), Arc::new(Panics)).unwrap();
-    let region = owner.register(memory(4096), RegionOptions::default()).unwrap();
-    let (reader, _) = start(config("reader"));
-    let peer = wait(reader.connect(owner.address(), only(TransportKind::Tcp))).unwrap();
-    let read = || request(Op::Read, &memory(4096), region.id(), (blocks(4096, [0]), blocks(4096, [0])));
-    let error = peer.transfer(read()).unwrap().wait(PATIENCE).unwrap().unwrap_err();
-    assert!(matches!(error, TransferError::Unreachable { .. }), "{error}");
-    let late = wait(owner.connect(reader.address(), ConnectOptions::default())).unwrap_err();
-    assert!(matches!(late, towline_fabric::ConnectError::Closed { .. }), "{late}");
+    // The owner's threads take data streams in turn: the panic comes on each of them once.
+    for (others, again) in [(0, false), (1, false), (0, true), (1, true)] {
+        let owner = Agent::start(config("owner"), Arc::new(Panics { again })).unwrap();
+        let region = owner.register(memory(4096), RegionOptions::default()).unwrap();
+        let (reader, _) = start(config("reader"));
+        let connect = || wait(reader.connect(owner.address(), only(TransportKind::Tcp))).unwrap();
+        let others: Vec<Peer> = (0..others).map(|_| connect()).collect();
+        let peer = connect();
+        let read = || request(Op::Read, &memory(4096), region.id(), (blocks(4096, [0]), blocks(4096, [0])));
+        let error = peer.transfer(read()).unwrap().wait(PATIENCE).unwrap().unwrap_err();
+        assert!(matches!(error, TransferError::Unreachable { .. }), "{error}");
+        let late = wait(owner.connect(reader.address(), ConnectOptions::default())).unwrap_err();
+        assert!(matches!(late, towline_fabric::ConnectError::Closed { .. }), "{late}");
+        eventually("the others are down too", || others.iter().all(|other| !other.is_open()));
+    }
 }
