@@ -1,7 +1,8 @@
 //! What a pair has moved, and how fast while it was busy. Pure: time is an argument.
 //!
 //! Transfers of a pair overlap and share its path, so the rate of one says little. What counts is a *stretch*: from the
-//! first byte asked for while nothing was under way until nothing is again, or until it is long enough to judge.
+//! first byte asked for while nothing was under way until nothing is again, or until it is long enough to judge. A stretch
+//! in which a transfer failed tells nothing: it took time, and what it had moved isn't known. The failure speaks for itself.
 
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,8 @@ pub(super) struct Book {
     /// When the running stretch began, and its bytes.
     since: Option<Instant>,
     bytes: u64,
+    /// Whether a transfer failed in it.
+    spoiled: bool,
     /// How much of the stretch is in `totals.busy`.
     counted: Duration,
 }
@@ -56,7 +59,7 @@ impl Book {
     pub(super) fn handle_start(&mut self, now: Instant) {
         self.under_way += 1;
         if self.since.is_none() {
-            (self.since, self.bytes, self.counted) = (Some(now), 0, Duration::ZERO);
+            self.begin(Some(now));
         }
     }
 
@@ -65,7 +68,10 @@ impl Book {
         self.under_way = self.under_way.saturating_sub(1);
         match rails {
             Some(rails) => self.count(op, rails),
-            None => self.totals.failed += 1,
+            None => {
+                self.totals.failed += 1;
+                self.spoiled = true;
+            }
         }
         let since = self.since?;
         let lasted = now.saturating_duration_since(since);
@@ -76,9 +82,14 @@ impl Book {
             return None;
         }
         let stretch = Stretch { bytes: self.bytes, seconds: lasted.as_secs_f64() };
-        self.since = (!over).then_some(now);
-        (self.bytes, self.counted) = (0, Duration::ZERO);
-        Some(stretch)
+        let judged = !self.spoiled;
+        self.begin((!over).then_some(now));
+        judged.then_some(stretch)
+    }
+
+    /// A new stretch, or none.
+    fn begin(&mut self, since: Option<Instant>) {
+        (self.since, self.bytes, self.spoiled, self.counted) = (since, 0, false, Duration::ZERO);
     }
 
     fn count(&mut self, op: Op, rails: &[Rail]) {
@@ -116,11 +127,28 @@ mod tests {
         let stretch = book.handle_end(at(40), Op::Read, Some(&[rail("a", 7), rail("b", 1)]));
         assert_eq!(stretch, Some(Stretch { bytes: 13, seconds: 0.04 }));
         book.handle_start(at(1000));
-        assert_eq!(book.handle_end(at(1001), Op::Write, None), Some(Stretch { bytes: 0, seconds: 0.001 }));
+        assert_eq!(book.handle_end(at(1001), Op::Write, None), None);
         let totals = book.totals();
         assert_eq!((totals.transfers, totals.failed, totals.bytes_read), (2, 1, 13));
         assert_eq!((totals.busy, totals.rails.len()), (Duration::from_millis(41), 2));
         assert_eq!(totals.rails[0], rail("a", 12));
+    }
+
+    #[test]
+    fn a_stretch_with_a_failure_is_not_judged_and_the_next_one_is() {
+        let (mut book, start) = (Book::default(), Instant::now());
+        let at = |ms| start + Duration::from_millis(ms);
+        book.handle_start(at(0));
+        book.handle_start(at(0));
+        assert_eq!(book.handle_end(at(5), Op::Read, Some(&[rail("a", JUDGED_BYTES_MIN)])), None);
+        assert_eq!(
+            book.handle_end(at(9000), Op::Read, None),
+            None,
+            "it stalled, and its bytes are not known"
+        );
+        book.handle_start(at(9000));
+        let stretch = book.handle_end(at(9001), Op::Read, Some(&[rail("a", 7)]));
+        assert_eq!(stretch, Some(Stretch { bytes: 7, seconds: 0.001 }));
     }
 
     #[test]

@@ -204,7 +204,6 @@ impl Job {
         state.ended = true;
         self.wanted.store(false, Ordering::Release);
         self.peer.environment.counters.transfers_failed.fetch_add(1, Ordering::Relaxed);
-        self.peer.conclude(self.plan.op, None);
         if state.outstanding == 0 && !state.pumping {
             // Released before the caller is told.
             self.release(state);
@@ -212,6 +211,7 @@ impl Job {
             self.arm(&mut state, GRACE);
             drop(state);
         }
+        self.peer.conclude(self.plan.op, None);
         self.outcome.complete(Err(error));
     }
 
