@@ -20,7 +20,7 @@ mod copy;
 mod error;
 mod io;
 
-pub(crate) use copy::Piece;
+pub(crate) use copy::{Piece, Stores};
 pub use error::{RangeError, RegisterError};
 pub(crate) use io::Payload;
 

@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use towline_wire::frame::Status;
 use towline_wire::receipt::Op;
 
-use crate::region::{Memory, Piece, RangeError};
+use crate::region::{Memory, Piece, RangeError, Stores};
 use crate::transport::{Moved, PathError, Slice};
 
 /// Slices up to this are copied by whoever posts them: about 10 µs, twice what handing over costs.
@@ -54,31 +54,21 @@ impl Work {
         slice.complete(outcome);
     }
 
-    /// Counts each run when it has been copied.
     fn copy(&self) -> Result<u64, RangeError> {
         let Some(local) = self.slice.local() else { return Ok(0) };
-        if self.slice.part_of_bytes() >= STREAM_BYTES {
-            let runs = self.slice.runs().iter();
-            return match self.slice.op() {
-                Op::Read => local.stream_from(
-                    &self.remote,
-                    runs.map(|run| Piece { to: run.local, from: run.remote, len: run.len }),
-                ),
-                Op::Write => self.remote.stream_from(
-                    local,
-                    runs.map(|run| Piece { to: run.remote, from: run.local, len: run.len }),
-                ),
-            };
-        }
-        let mut moved = 0;
-        for run in self.slice.runs() {
-            match self.slice.op() {
-                Op::Read => local.copy_from(run.local, &self.remote, run.remote, run.len)?,
-                Op::Write => self.remote.copy_from(run.remote, local, run.local, run.len)?,
+        let stores =
+            if self.slice.part_of_bytes() < STREAM_BYTES { Stores::Cached } else { Stores::Streaming };
+        let runs = self.slice.runs().iter();
+        match self.slice.op() {
+            Op::Read => {
+                let pieces = runs.map(|run| Piece { to: run.local, from: run.remote, len: run.len });
+                local.copy_pieces(&self.remote, pieces, stores)
             }
-            moved += run.len;
+            Op::Write => {
+                let pieces = runs.map(|run| Piece { to: run.remote, from: run.local, len: run.len });
+                self.remote.copy_pieces(local, pieces, stores)
+            }
         }
-        Ok(moved)
     }
 }
 
