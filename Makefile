@@ -47,4 +47,6 @@ bench: build ## the benchmarks, in release, with the real model: run on a quiet 
 	  for of in "towline-worker engine" "towline-fabric pull" "towline-router overhead"; do \
 	    set -- $$of && $(CARGO) bench --locked -p "$$1" --bench "$$2" || exit 1; \
 	  done && \
-	  scripts/bench_serving.py "$$(scripts/target_dir.sh)/release/towline" "$$model"
+	  towline="$$(scripts/target_dir.sh)/release/towline" && \
+	  "$$towline" bench kv --format json && "$$towline" bench kv --block 64KiB,4KiB --format json && \
+	  scripts/bench_serving.py "$$towline" "$$model"

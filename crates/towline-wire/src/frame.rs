@@ -5,8 +5,8 @@
 //!  | len u32 | kind | 0 0 0 | mac, 16 bytes | body, len bytes | [payload: raw bytes, only after kinds that say so]
 //! ```
 //!
-//! The MAC covers direction (its key), position (a counter), kind and body, the rest of the header must be 0, so a frame cannot be replayed, reordered
-//! or moved between sessions. Payload bytes are not covered: KV is checked by fence and digest. Integers are
+//! The MAC covers direction (its key), position (a counter), kind and body, and the rest of the header must be 0: a frame
+//! cannot be altered, replayed, reordered or moved between sessions. Payload bytes are not covered: KV is checked by fence and digest. Integers are
 //! little-endian. Every length is bounded before anything is allocated.
 
 use thiserror::Error;
