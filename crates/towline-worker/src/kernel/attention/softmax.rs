@@ -125,6 +125,7 @@ impl<'b> Kernel for Walk<'_, 'b> {
                 let seen = visible(last, start).min(tokens);
                 buffers.load(simd, (self.attention, self.item), (start, seen), &mut ahead);
                 buffers.chunk(simd, (self.item.rows.position, group), (start, tokens), &mut ahead);
+                ahead.ask_rest(simd);
                 start += tokens;
             }
             merge(simd, &mut buffers.total, &buffers.segment, dim);
@@ -257,6 +258,14 @@ impl<'a> Ahead<'a> {
             unsafe { attention.layer.memory.bytes(at + part..at + part + bytes) }.unwrap_or_default()
         };
         Self { parts: [part(attention.layer.k), part(attention.layer.v)] }
+    }
+
+    /// What heads of more than 64 dimensions leave over: the places to ask grow slower than the lines.
+    #[inline(always)]
+    fn ask_rest<S: Simd>(&mut self, simd: S) {
+        while !self.parts[1].is_empty() {
+            self.ask(simd);
+        }
     }
 
     #[inline(always)]
