@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -50,14 +50,14 @@ impl Process {
 
     /// The next line on standard output that holds `part`.
     pub(crate) fn line_with(&self, part: &str) -> String {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(line) if line.contains(part) => return line,
-                Ok(_) => {}
-                Err(error) => panic!("no line with {part:?} ({error}); it said:\n{}", self.said()),
-            }
-        }
+        next_with(&self.lines, part)
+            .unwrap_or_else(|error| panic!("no line with {part:?} ({error}); it said:\n{}", self.said()))
+    }
+
+    /// The next line on standard error that holds `part`. A log comes through a pipe: it may arrive after
+    /// the answer to the request that it is about.
+    pub(crate) fn log_with(&self, part: &str) -> String {
+        next_with(&self.errors, part).unwrap_or_else(|error| panic!("no line with {part:?} ({error})"))
     }
 
     /// Where it takes requests, once it does: `http://127.0.0.1:PORT`.
@@ -97,6 +97,17 @@ impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.child.kill(); // it may have ended
         let _ = self.child.wait();
+    }
+}
+
+/// The next line that holds `part`, or why none comes.
+fn next_with(lines: &Receiver<String>, part: &str) -> Result<String, RecvTimeoutError> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let line = lines.recv_timeout(deadline.saturating_duration_since(Instant::now()))?;
+        if line.contains(part) {
+            return Ok(line);
+        }
     }
 }
 
