@@ -1,7 +1,8 @@
 //! One post of a transfer: slices, window, deadline, cancel, drain.
 //!
-//! **Cost.** For each slice (2 MiB) one lock taken twice and one `Arc` clone; one allocation a transfer, one timer
-//! entry, and a wake-up of the io thread only when its next deadline moves forward.
+//! **Cost.** For each slice (2 MiB) one lock taken twice, and its runs cut when its turn comes (5 µs for 512 pages,
+//! unless they were cut ahead); one allocation a transfer, one timer entry, and a wake-up of the io thread only when its
+//! next deadline moves forward.
 //!
 //! ```text
 //!            pump: post slices while the window has room
@@ -24,7 +25,7 @@ use towline_wire::frame::Status;
 use towline_wire::receipt::{RECEIPT_SCHEMA, Rail, Receipt, Timings};
 
 use super::peer::{PeerShared, Side};
-use super::plan::Plan;
+use super::plan::{Plan, Slices};
 use super::stats::Seat;
 use crate::error::TransferError;
 use crate::io::{Timed, TimerKey};
@@ -63,7 +64,7 @@ pub(crate) struct Job {
 }
 
 struct State {
-    next: usize,
+    slices: Slices,
     outstanding: usize,
     /// Bytes on each rail of the path.
     moved: Vec<u64>,
@@ -105,7 +106,7 @@ impl Job {
         let (outcome, pending) =
             pending(|| Err(TransferError::Closed { reason: "the agent dropped it".into() }));
         let state = State {
-            next: 0,
+            slices: Slices::new(plan),
             outstanding: 0,
             moved: Vec::new(),
             pumping: false,
@@ -174,7 +175,7 @@ impl Job {
             state = self.lock();
         }
         state.pumping = false;
-        if state.outstanding == 0 && !state.drained && (state.ended || state.next == self.plan.cuts.len()) {
+        if state.outstanding == 0 && !state.drained && (state.ended || state.slices.is_done()) {
             self.drain(state);
         }
     }
@@ -183,18 +184,17 @@ impl Job {
         if state.ended || state.outstanding == WINDOW {
             return None;
         }
-        let range = self.plan.cuts.get(state.next)?.clone();
         let sink: Arc<dyn SliceSink> = self.me.upgrade()?;
+        let local = Arc::clone(&state.held.as_ref()?.local);
+        let runs = state.slices.take()?;
         let parts = SliceParts {
             op: self.plan.op,
             region: self.plan.region,
             lease: self.plan.lease,
-            runs: Arc::clone(&self.plan.runs),
-            range,
+            runs,
             part_of_bytes: self.plan.bytes,
-            local: Arc::clone(&state.held.as_ref()?.local),
+            local,
         };
-        state.next += 1;
         state.outstanding += 1;
         Some(Slice::new(parts, sink))
     }
@@ -273,9 +273,9 @@ impl Job {
             local_agent: peer.environment.identity.agent.to_string(),
             remote_agent: peer.card.agent.to_string(),
             bytes: moved,
-            blocks: plan.blocks,
-            descriptors: plan.descriptors,
-            descriptors_merged: plan.descriptors_merged,
+            blocks: plan.blocks(),
+            descriptors: plan.descriptors(),
+            descriptors_merged: state.slices.pieces(),
             staged: false,
             rails: rails
                 .filter(|(_, bytes)| **bytes > 0)

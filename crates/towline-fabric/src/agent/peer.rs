@@ -16,8 +16,9 @@ use towline_wire::receipt::{Evidence, Op, Rail, TransportKind};
 use super::book::Totals;
 use super::environment::Environment;
 use super::pair::Pair;
+use super::plan::Plan;
 use super::stats::Seat;
-use super::transfer::{Prepared, Transfer, TransferRequest, planned};
+use super::transfer::{Prepared, Transfer, TransferRequest};
 use crate::control::Link;
 use crate::error::{ControlError, Reasons, TransferError};
 use crate::pending::{Pending, ready};
@@ -86,16 +87,17 @@ impl Peer {
         self.0.state.go_down("closed here", Side::Ours);
     }
 
-    /// Plans and posts a transfer; returns at once, save for the planning and for copies of at most 64 KiB.
+    /// Checks and posts a transfer; returns at once, save for the checks and for copies of at most 64 KiB. Its blocks
+    /// are merged and cut while it moves.
     ///
     /// # Errors
     /// What can be told without asking the peer: unknown regions, ranges, sizes, a closed peer, a full agent.
     pub fn transfer(&self, request: TransferRequest) -> Result<Transfer, TransferError> {
-        let (plan, held) = planned(&self.0, request)?;
-        Transfer::post(&self.0, &plan, held)
+        let (plan, held) = Plan::new(request, &self.0.card)?;
+        Transfer::post(&self.0, &Arc::new(plan), held)
     }
 
-    /// Plans a transfer to be posted later, any number of times.
+    /// Checks, merges and cuts a transfer to be posted later, any number of times.
     ///
     /// # Errors
     /// As [`Peer::transfer`].

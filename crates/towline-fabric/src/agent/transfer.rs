@@ -5,7 +5,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use towline_wire::blocks::BlockList;
 use towline_wire::id::RegionId;
@@ -13,7 +13,7 @@ use towline_wire::receipt::{Op, Receipt};
 
 use super::job::{Held, Job};
 use super::peer::PeerShared;
-use super::plan::{Plan, plan};
+use super::plan::Plan;
 use crate::error::TransferError;
 use crate::pending::Pending;
 use crate::region::Memory;
@@ -121,7 +121,8 @@ pub struct Prepared {
 
 impl Prepared {
     pub(super) fn new(peer: &Arc<PeerShared>, request: TransferRequest) -> Result<Self, TransferError> {
-        let (plan, held) = planned(peer, request)?;
+        let (plan, held) = Plan::new(request, &peer.card)?;
+        let plan = Arc::new(plan.cut_ahead());
         Ok(Self { peer: Arc::clone(peer), plan, held, last: Mutex::new(Weak::new()) })
     }
 
@@ -146,7 +147,7 @@ impl Prepared {
 
     /// Pieces left after merging.
     pub fn descriptors_merged(&self) -> u64 {
-        self.plan.descriptors_merged
+        self.plan.pieces_ahead().unwrap_or_default()
     }
 }
 
@@ -154,15 +155,4 @@ impl std::fmt::Debug for Prepared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Prepared({:?}, {} bytes)", self.plan.op, self.plan.bytes)
     }
-}
-
-/// Checks and plans `request`; takes apart what is kept during a post.
-pub(super) fn planned(
-    peer: &PeerShared,
-    request: TransferRequest,
-) -> Result<(Arc<Plan>, Held), TransferError> {
-    let started = Instant::now();
-    let mut plan = plan(&request, &peer.card)?;
-    plan.prepare = started.elapsed();
-    Ok((Arc::new(plan), Held { local: request.local, _hold: request.hold }))
 }

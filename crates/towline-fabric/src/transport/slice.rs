@@ -4,7 +4,6 @@
 //! dropped, with an error. It lets go of the local memory *before* it reports, so that whoever counts completions
 //! knows that nothing touches the memory any more.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use towline_wire::blocks::{Extent, Run};
@@ -39,7 +38,6 @@ pub struct Slice {
     region: RegionId,
     lease: Lease,
     runs: Arc<[Run]>,
-    range: Range<usize>,
     bytes: u64,
     part_of_bytes: u64,
     local: Option<Arc<Memory>>,
@@ -52,7 +50,6 @@ pub(crate) struct SliceParts {
     pub(crate) region: RegionId,
     pub(crate) lease: Lease,
     pub(crate) runs: Arc<[Run]>,
-    pub(crate) range: Range<usize>,
     /// Bytes of the whole transfer.
     pub(crate) part_of_bytes: u64,
     pub(crate) local: Arc<Memory>,
@@ -60,9 +57,9 @@ pub(crate) struct SliceParts {
 
 impl Slice {
     pub(crate) fn new(parts: SliceParts, sink: Arc<dyn SliceSink>) -> Self {
-        let SliceParts { op, region, lease, runs, range, part_of_bytes, local } = parts;
-        let bytes = runs[range.clone()].iter().map(|run| run.len).sum();
-        Self { op, region, lease, runs, range, bytes, part_of_bytes, local: Some(local), sink: Some(sink) }
+        let SliceParts { op, region, lease, runs, part_of_bytes, local } = parts;
+        let bytes = runs.iter().map(|run| run.len).sum();
+        Self { op, region, lease, runs, bytes, part_of_bytes, local: Some(local), sink: Some(sink) }
     }
 
     /// Read or write.
@@ -92,7 +89,7 @@ impl Slice {
 
     /// The pieces, in order.
     pub fn runs(&self) -> &[Run] {
-        &self.runs[self.range.clone()]
+        &self.runs
     }
 
     /// The pieces on the peer's side.
@@ -165,8 +162,7 @@ mod tests {
             op: Op::Read,
             region: RegionId(1),
             lease: Some((LeaseId(1), Generation(1))),
-            runs: vec![Run { local: 0, remote: 8, len: 5 }; 3].into(),
-            range: 1..3,
+            runs: vec![Run { local: 0, remote: 8, len: 5 }; 2].into(),
             part_of_bytes: 15,
             local,
         };

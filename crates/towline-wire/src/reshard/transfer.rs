@@ -49,9 +49,26 @@ impl Transfer {
             merged.extend(blocks::runs(&pair.local, &pair.remote, run_bytes_max)?);
         }
         for run in &self.runs {
-            blocks::append(&mut merged, *run, run_bytes_max);
+            append(&mut merged, *run, run_bytes_max);
         }
         Ok(merged)
+    }
+}
+
+/// Adds a run: to the last one where it goes on there, and in pieces of at most `run_bytes_max`.
+fn append(merged: &mut Vec<Run>, mut next: Run, run_bytes_max: u64) {
+    if let Some(last) = merged.last_mut() {
+        let touches = last.local + last.len == next.local && last.remote + last.len == next.remote;
+        if touches && last.len < run_bytes_max {
+            let taken = next.len.min(run_bytes_max - last.len);
+            last.len += taken;
+            next = Run { local: next.local + taken, remote: next.remote + taken, len: next.len - taken };
+        }
+    }
+    while next.len > 0 {
+        let len = next.len.min(run_bytes_max.max(1));
+        merged.push(Run { len, ..next });
+        next = Run { local: next.local + len, remote: next.remote + len, len: next.len - len };
     }
 }
 
