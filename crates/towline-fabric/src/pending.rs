@@ -10,6 +10,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use crate::io::look_around;
+
 /// A value that another thread will bring. Completes exactly once; after it was taken, it stays empty.
 #[derive(Debug)]
 #[must_use = "the answer is lost unless it is awaited or waited for"]
@@ -28,6 +30,8 @@ struct State<T> {
     value: Option<T>,
     done: bool,
     waker: Option<Waker>,
+    /// Whether a thread sleeps for it: waking costs a system call.
+    asleep: bool,
 }
 
 impl<T> Slot<T> {
@@ -37,16 +41,18 @@ impl<T> Slot<T> {
     }
 
     fn fill(&self, value: T) -> bool {
-        let waker = {
+        let (waker, asleep) = {
             let mut state = self.lock();
             if state.done {
                 return false;
             }
             state.done = true;
             state.value = Some(value);
-            state.waker.take()
+            (state.waker.take(), state.asleep)
         };
-        self.filled.notify_all();
+        if asleep {
+            self.filled.notify_all();
+        }
         if let Some(waker) = waker {
             waker.wake();
         }
@@ -66,15 +72,18 @@ impl<T> Pending<T> {
     }
 
     /// Blocks the calling thread until the value comes or `timeout` has passed; `None` then, or when it was taken
-    /// before. Not for callbacks of [`Owner`](crate::Owner): they run on the thread that brings values.
+    /// before. Looks around for up to 100 µs before it sleeps: small transfers take less than waking a thread. Not for
+    /// callbacks of [`Owner`](crate::Owner): they run on the thread that brings values.
     pub fn wait(&mut self, timeout: Duration) -> Option<T> {
         let until = Instant::now().checked_add(timeout);
+        look_around(timeout, || self.is_done());
         let mut state = self.slot.lock();
         while !state.done {
             let left = until.map_or(timeout, |until| until.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return None;
             }
+            state.asleep = true;
             state = self.slot.filled.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         state.value.take()
@@ -122,14 +131,14 @@ impl<T> Drop for Completer<T> {
 
 /// An empty slot and what fills it. `lost` makes the value for when the completer is dropped unused.
 pub(crate) fn pending<T>(lost: fn() -> T) -> (Completer<T>, Pending<T>) {
-    let state = Mutex::new(State { value: None, done: false, waker: None });
+    let state = Mutex::new(State { value: None, done: false, waker: None, asleep: false });
     let slot = Arc::new(Slot { state, filled: Condvar::new() });
     (Completer { slot: Arc::clone(&slot), lost }, Pending { slot })
 }
 
 /// A slot that is filled from the start.
 pub(crate) fn ready<T>(value: T) -> Pending<T> {
-    let state = Mutex::new(State { value: Some(value), done: true, waker: None });
+    let state = Mutex::new(State { value: Some(value), done: true, waker: None, asleep: false });
     Pending { slot: Arc::new(Slot { state, filled: Condvar::new() }) }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! **Cost.** An idle agent sleeps in `epoll_wait` without a timeout: no periodic wake-up. A wake-up handles whatever
 //! is ready; a session that could go on for long yields after a few MiB so that others get their turn. Handing a slice
-//! over from another thread costs one lock and, if the thread sleeps, one `eventfd` write (2 µs together).
+//! over from another thread costs one lock and, if the thread sleeps, one `eventfd` write (2 µs together). While answers
+//! come quickly the thread looks around before it sleeps ([`Spin`]).
 //!
 //! A [`Session`] is a state machine over one socket, on one thread. Others talk to it through a [`Mailbox`]: they push,
 //! the reactor pokes the session, the session takes. Nothing outside the thread touches a session, so none has locks
@@ -12,17 +13,18 @@ mod channel;
 mod mailbox;
 mod reactor;
 mod socket;
+mod spin;
 mod timers;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::ThreadId;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 pub(crate) use channel::{Channel, Role};
 pub(crate) use mailbox::{Mailbox, ReaderIndex, Refusal};
 pub(crate) use reactor::Reactor;
 pub(crate) use socket::Socket;
+pub(crate) use spin::{Spin, look_around};
 pub(crate) use timers::{Timed, TimerKey, Timers};
 
 use crate::error::SessionError;
@@ -80,7 +82,6 @@ pub(crate) struct Io {
     waker: Arc<mio::Waker>,
     timers: Timers,
     next: AtomicUsize,
-    thread: OnceLock<ThreadId>,
 }
 
 /// What the thread takes at its next turn. Bounded: spawns by the limits on peers and sessions, pokes by one for each
@@ -90,6 +91,14 @@ struct Queue {
     spawned: Vec<(SessionId, Box<dyn Session>)>,
     poked: Vec<SessionId>,
     stopped: bool,
+    /// Whether the thread sleeps, or is about to, and nobody has woken it yet.
+    asleep: bool,
+}
+
+impl Queue {
+    fn is_empty(&self) -> bool {
+        self.spawned.is_empty() && self.poked.is_empty() && !self.stopped
+    }
 }
 
 impl Io {
@@ -99,7 +108,6 @@ impl Io {
             timers: Timers::new(Arc::clone(&waker)),
             waker,
             next: AtomicUsize::new(reactor::FIRST_SESSION),
-            thread: OnceLock::new(),
         }
     }
 
@@ -122,14 +130,14 @@ impl Io {
             return;
         }
         queue.spawned.push((id, session));
-        drop(queue);
-        self.wake();
+        self.wake(queue);
     }
 
     /// Has a session driven with [`Cause::Poke`].
     pub(crate) fn poke(&self, id: SessionId) {
-        self.lock().poked.push(id);
-        self.wake();
+        let mut queue = self.lock();
+        queue.poked.push(id);
+        self.wake(queue);
     }
 
     /// The deadlines.
@@ -139,8 +147,17 @@ impl Io {
 
     /// Has every session closed and the thread end.
     pub(crate) fn stop(&self) {
-        self.lock().stopped = true;
-        self.wake();
+        let mut queue = self.lock();
+        queue.stopped = true;
+        self.wake(queue);
+    }
+
+    /// Notes that the thread goes to sleep: whoever has something for it from now on wakes it. False when somebody has
+    /// already.
+    fn fall_asleep(&self) -> bool {
+        let mut queue = self.lock();
+        queue.asleep = queue.is_empty();
+        queue.asleep
     }
 
     #[cfg(test)]
@@ -152,11 +169,10 @@ impl Io {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wake(&self) {
-        // The thread itself looks into the queue before it sleeps.
-        if self.thread.get() != Some(&std::thread::current().id())
-            && let Err(error) = self.waker.wake()
-        {
+    fn wake(&self, mut queue: MutexGuard<'_, Queue>) {
+        let asleep = std::mem::take(&mut queue.asleep);
+        drop(queue);
+        if asleep && let Err(error) = self.waker.wake() {
             tracing::error!(%error, "the io thread could not be woken");
         }
     }

@@ -5,12 +5,12 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mio::{Events, Interest, Poll, Token, Waker};
 
 use super::timers::Target;
-use super::{Cause, Flow, Io, Session, SessionId, TimerKey};
+use super::{Cause, Flow, Io, Session, SessionId, Spin, TimerKey};
 use crate::error::SessionError;
 
 /// Below it: the waker's token.
@@ -30,6 +30,7 @@ pub(crate) struct Reactor {
     io: Arc<Io>,
     sessions: HashMap<SessionId, Slot>,
     again: Vec<SessionId>,
+    spin: Spin,
 }
 
 impl Reactor {
@@ -41,7 +42,10 @@ impl Reactor {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         let io = Arc::new(Io::new(waker));
-        Ok((Arc::clone(&io), Self { poll, io, sessions: HashMap::new(), again: Vec::new() }))
+        Ok((
+            Arc::clone(&io),
+            Self { poll, io, sessions: HashMap::new(), again: Vec::new(), spin: Spin::default() },
+        ))
     }
 
     /// Starts the thread; it ends after [`Io::stop`], or when a callback panics, which `panicked` is told.
@@ -54,7 +58,6 @@ impl Reactor {
         panicked: impl FnOnce() + Send + 'static,
     ) -> io::Result<JoinHandle<()>> {
         std::thread::Builder::new().name(name.into()).spawn(move || {
-            let _ = self.io.thread.set(std::thread::current().id());
             if catch_unwind(AssertUnwindSafe(|| self.run())).is_err() {
                 tracing::error!("a callback panicked on an io thread; the agent stops");
                 panicked();
@@ -69,13 +72,14 @@ impl Reactor {
         while self.take_commands() {
             self.fire_timers();
             self.run_again();
-            self.sleep(&mut events);
+            self.wait(&mut events);
         }
     }
 
     /// Spawns and pokes; false when the thread should end.
     fn take_commands(&mut self) -> bool {
         let mut queue = self.io.lock();
+        queue.asleep = false;
         if queue.stopped {
             return false;
         }
@@ -180,23 +184,21 @@ impl Reactor {
         }
     }
 
-    fn sleep(&mut self, events: &mut Events) {
-        let next = self.io.timers.sleep();
-        let queue = self.io.lock();
-        let busy =
-            queue.stopped || !queue.poked.is_empty() || !queue.spawned.is_empty() || !self.again.is_empty();
-        drop(queue);
-        let timeout = if busy {
-            Some(std::time::Duration::ZERO)
-        } else {
-            next.map(|when| when.saturating_duration_since(Instant::now()))
-        };
-        let polled = self.poll.poll(events, timeout);
-        self.io.timers.awake();
-        if let Err(error) = polled
-            && error.kind() != io::ErrorKind::Interrupted
-        {
-            tracing::error!(%error, "epoll_wait failed");
+    /// Waits for something to do: a socket, another thread, a deadline.
+    fn wait(&mut self, events: &mut Events) {
+        let Self { poll, io, again, spin, .. } = self;
+        let found = spin.look(|| {
+            look(poll, events, Some(Duration::ZERO));
+            !again.is_empty() || !events.is_empty() || !io.lock().is_empty()
+        });
+        if !found {
+            let next = io.timers.sleep();
+            if io.fall_asleep() {
+                let started = Instant::now();
+                look(poll, events, next.map(|when| when.saturating_duration_since(started)));
+                spin.handle_sleep(started.elapsed());
+            }
+            io.timers.awake();
         }
         let ready: Vec<_> =
             events.iter().map(mio::event::Event::token).filter(|token| *token != WAKER).collect();
@@ -214,6 +216,14 @@ impl Reactor {
         for id in ids {
             self.close(id, SessionError::Closed("the agent stopped"));
         }
+    }
+}
+
+fn look(poll: &mut Poll, events: &mut Events, timeout: Option<Duration>) {
+    if let Err(error) = poll.poll(events, timeout)
+        && error.kind() != io::ErrorKind::Interrupted
+    {
+        tracing::error!(%error, "epoll_wait failed");
     }
 }
 
