@@ -16,6 +16,8 @@ pub struct TransportTraffic {
     pub bytes_served: u64,
     /// Bytes peers wrote here (what it sees: not over shm).
     pub bytes_received: u64,
+    /// Of the bytes sent, those that the kernel was given without a copy (tcp that leaves the host).
+    pub bytes_lent: u64,
 }
 
 /// An agent's counters at one moment.
@@ -56,6 +58,7 @@ pub(crate) struct Traffic {
     written: AtomicU64,
     served: AtomicU64,
     received: AtomicU64,
+    lent: AtomicU64,
 }
 
 impl Traffic {
@@ -75,6 +78,11 @@ impl Traffic {
         };
     }
 
+    /// Counts what the kernel was given without a copy.
+    pub(crate) fn count_lent(&self, bytes: u64) {
+        self.lent.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     fn snapshot(&self) -> TransportTraffic {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         TransportTraffic {
@@ -82,6 +90,7 @@ impl Traffic {
             bytes_written: of(&self.written),
             bytes_served: of(&self.served),
             bytes_received: of(&self.received),
+            bytes_lent: of(&self.lent),
         }
     }
 }

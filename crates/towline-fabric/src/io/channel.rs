@@ -1,5 +1,7 @@
 //! A socket that speaks frames: sealing, opening, partial reads and writes, payloads in between.
 //!
+//! Where the socket leaves this host, payloads are lent to the kernel instead of copied ([`Loans`]).
+//!
 //! **Bounds.** A frame is read into a buffer of its own length, at most 96 KiB; a payload goes straight to or from its
 //! memory. What waits to be sent is bounded by the session that queues it: it looks at [`Channel::backlog`] first.
 
@@ -12,7 +14,7 @@ use towline_wire::frame::{FrameKind, HEADER_BYTES, Header, Opener, Sealer};
 
 use super::Socket;
 use crate::error::SessionError;
-use crate::region::Payload;
+use crate::region::{Loans, Payload};
 
 /// Which end of the handshake this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +34,8 @@ pub(crate) struct Channel {
     header: Option<Header>,
     /// Files that came along, when this side takes them.
     files: Option<VecDeque<OwnedFd>>,
+    /// Payload that the kernel sends without copying it, when this side lends.
+    loans: Option<Loans>,
 }
 
 enum Out {
@@ -50,6 +54,7 @@ impl Channel {
             filled: 0,
             header: None,
             files: None,
+            loans: None,
         }
     }
 
@@ -70,6 +75,18 @@ impl Channel {
     /// The oldest file that came and was not taken.
     pub(crate) fn take_file(&mut self) -> Option<OwnedFd> {
         self.files.as_mut()?.pop_front()
+    }
+
+    /// Lends payloads to the kernel from now on, if the socket leaves this host and the kernel takes loans.
+    pub(crate) fn lend(&mut self) {
+        if self.socket.leaves_host() {
+            self.loans = Loans::open(self.socket.fd());
+        }
+    }
+
+    /// What was lent, and how much of it was returned.
+    pub(crate) fn loans(&mut self) -> Option<&mut Loans> {
+        self.loans.as_mut()
     }
 
     pub(crate) fn socket(&self) -> &Socket {
@@ -125,6 +142,9 @@ impl Channel {
     /// # Errors
     /// [`SessionError::Lost`].
     pub(crate) fn flush(&mut self, mut sent: impl FnMut(u64)) -> Result<bool, SessionError> {
+        if let Some(loans) = &mut self.loans {
+            loans.collect(self.socket.fd())?;
+        }
         loop {
             // A frame leaves together with the start of its payload.
             let more = matches!(self.out.get(1), Some(Out::Payload(_)));
@@ -141,7 +161,7 @@ impl Channel {
                         *at == bytes.len()
                     })
                 }
-                Out::Payload(payload) => payload.send(self.socket.fd()).map(|count| {
+                Out::Payload(payload) => payload.send(self.socket.fd(), self.loans.as_mut()).map(|count| {
                     sent(count);
                     payload.is_complete()
                 }),
@@ -218,6 +238,16 @@ impl Channel {
             }
         }
         Ok(payload.is_complete())
+    }
+}
+
+impl Drop for Channel {
+    /// What the kernel still has on loan must not be sent any more, with whatever its owner writes there next: the
+    /// connection is reset.
+    fn drop(&mut self) {
+        if self.loans.as_ref().is_some_and(|loans| loans.returned() < loans.made()) {
+            self.socket.reset_at_close();
+        }
     }
 }
 

@@ -86,6 +86,25 @@ impl Socket {
         Ok(())
     }
 
+    /// Whether the other end is on another host, as far as the addresses tell: of one of this host's own addresses the
+    /// kernel makes loopback.
+    pub(crate) fn leaves_host(&self) -> bool {
+        let Self::Tcp(stream) = self else { return false };
+        match (stream.local_addr(), stream.peer_addr()) {
+            (Ok(local), Ok(remote)) => !remote.ip().to_canonical().is_loopback() && local.ip() != remote.ip(),
+            _ => false,
+        }
+    }
+
+    /// Has the connection reset when the socket is closed: what was not sent by then never is.
+    pub(crate) fn reset_at_close(&self) {
+        if let Self::Tcp(stream) = self
+            && let Err(error) = sockopt::set_socket_linger(stream, Some(Duration::ZERO))
+        {
+            tracing::warn!(%error, "a connection that is being closed could not be set to reset");
+        }
+    }
+
     /// Local and remote end, for receipts.
     pub(crate) fn describe(&self) -> String {
         match self {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use towline_wire::blocks::Extent;
 
-use super::{Memory, RangeError};
+use super::{Loans, Memory, RangeError};
 
 /// Extents of one call: 2 KiB of iovecs on the stack, and at 4 KiB a page already 512 KiB a call.
 const PIECES: usize = 128;
@@ -80,13 +80,26 @@ impl Payload {
         self.advance(count)
     }
 
-    /// Sends what one call takes.
+    /// Sends what one call takes; lends it to the kernel where `loans` allow, and then it may not change nor go before
+    /// they say that it was returned.
     ///
     /// # Errors
     /// The kernel's, `WouldBlock` included. A closed socket is an error, never a signal.
-    pub(crate) fn send(&mut self, socket: BorrowedFd<'_>) -> io::Result<u64> {
+    pub(crate) fn send(&mut self, socket: BorrowedFd<'_>, loans: Option<&mut Loans>) -> io::Result<u64> {
         let mut pieces = [EMPTY; PIECES];
         let message = self.gather(&mut pieces);
+        let bytes: usize = pieces.iter().map(|piece| piece.iov_len).sum();
+        if let Some(loans) = loans.filter(|loans| loans.admit(bytes as u64)) {
+            let flags = libc::MSG_NOSIGNAL | libc::MSG_ZEROCOPY;
+            // SAFETY: as in `receive`; the kernel only reads, until the loan that is noted below is returned.
+            let count = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
+            // Without room for one more loan (`optmem_max`, the lock limit) the bytes are copied.
+            if count >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ENOBUFS) {
+                let count = self.advance(count)?;
+                loans.lend(&self.memory, count);
+                return Ok(count);
+            }
+        }
         // SAFETY: as in `receive`; the kernel only reads.
         let count = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
         self.advance(count)
@@ -160,7 +173,7 @@ mod tests {
         assert!(incoming.is_complete() && incoming.moved() == total);
         let mut outgoing = Payload::outgoing(memory, extents(&list)).unwrap();
         while !outgoing.is_complete() {
-            outgoing.send(near.as_fd()).unwrap();
+            outgoing.send(near.as_fd(), None).unwrap();
         }
         let mut back = vec![0; sent.len()];
         far.read_exact(&mut back).unwrap();
@@ -174,6 +187,6 @@ mod tests {
         let (far, near) = UnixStream::pair().unwrap();
         drop(far);
         let mut payload = Payload::outgoing(memory, extents(&[(0, 4096)])).unwrap();
-        assert_eq!(payload.send(near.as_fd()).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+        assert_eq!(payload.send(near.as_fd(), None).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
     }
 }

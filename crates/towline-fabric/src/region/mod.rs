@@ -19,10 +19,12 @@
 mod copy;
 mod error;
 mod io;
+mod loan;
 
 pub(crate) use copy::{Piece, Stores};
 pub use error::{RangeError, RegisterError};
 pub(crate) use io::Payload;
+pub(crate) use loan::Loans;
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

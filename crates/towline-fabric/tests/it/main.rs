@@ -9,6 +9,7 @@ mod conformance;
 mod connect;
 mod contract;
 mod drain;
+mod netns;
 mod raw;
 mod resources;
 mod skips;

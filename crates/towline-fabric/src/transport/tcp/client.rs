@@ -2,15 +2,16 @@
 //!
 //! Requests are pipelined: up to [`ASKED`] are at the owner, the rest wait in the path's mailbox, from which each stream
 //! takes when it has room; so a slow stream gets less. Replies come in order. A read's payload is received straight
-//! into the slice's extents; a slice completes after the last byte, and lets go of the memory before that. When the
-//! session ends the socket is closed first, then the slices complete.
+//! into the slice's extents; a slice completes after the last byte, and lets go of the memory before that. A write
+//! whose payload was lent to the kernel completes when that was returned too. When the session ends the socket is closed
+//! first, then the slices complete.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
 use towline_wire::frame::{FrameKind, Reply, Request, Status};
-use towline_wire::receipt::Op;
+use towline_wire::receipt::{Op, TransportKind};
 
 use super::path::{Opening, Shared};
 use crate::control::{check_card, request_card};
@@ -36,6 +37,8 @@ pub(super) struct TcpClient {
     rail: usize,
     asked: VecDeque<(u64, Slice)>,
     receiving: Option<Payload>,
+    /// Writes that were answered, each with the loans that must be returned before it completes.
+    lent: VecDeque<(u64, Slice, Result<Moved, PathError>)>,
     next_call: u64,
     /// Payload bytes that the socket took, and how many of them belong to writes that were answered.
     sent: u64,
@@ -55,6 +58,7 @@ impl TcpClient {
         if let Err(why) = request_card(&mut channel, 1) {
             return Err((why, opening));
         }
+        channel.lend();
         Ok(Box::new(Self {
             channel,
             path,
@@ -63,6 +67,7 @@ impl TcpClient {
             rail: 0,
             asked: VecDeque::new(),
             receiving: None,
+            lent: VecDeque::new(),
             next_call: 1,
             sent: 0,
             settled: 0,
@@ -158,9 +163,26 @@ impl TcpClient {
     }
 
     fn complete(&mut self, outcome: Result<Moved, PathError>) {
-        if let Some((_, slice)) = self.asked.pop_front() {
+        let Some((_, slice)) = self.asked.pop_front() else { return };
+        match self.channel.loans().map(|loans| (loans.made(), loans.returned())) {
+            Some((made, returned)) if slice.op() == Op::Write && returned < made => {
+                self.lent.push_back((made, slice, outcome));
+            }
+            _ => slice.complete(outcome),
+        }
+    }
+
+    /// Sends what waits, and completes what waited for its loans.
+    fn flush(&mut self) -> Result<(), SessionError> {
+        let sent = &mut self.sent;
+        self.channel.flush(|bytes| *sent += bytes)?;
+        let Some(loans) = self.channel.loans() else { return Ok(()) };
+        self.path.environment.counters.traffic(TransportKind::Tcp).count_lent(loans.take_bytes());
+        let returned = loans.returned();
+        while let Some((_, slice, outcome)) = self.lent.pop_front_if(|(until, ..)| *until <= returned) {
             slice.complete(outcome);
         }
+        Ok(())
     }
 }
 
@@ -188,8 +210,7 @@ impl Session for TcpClient {
             if self.opening.is_none() {
                 self.ask()?;
             }
-            let sent = &mut self.sent;
-            self.channel.flush(|bytes| *sent += bytes)?;
+            self.flush()?;
             if !self.step(&mut budget)? {
                 return Ok(if budget == 0 { Flow::Again } else { Flow::Wait });
             }
@@ -201,7 +222,7 @@ impl Session for TcpClient {
     }
 
     fn handle_closed(self: Box<Self>, why: SessionError) {
-        let Self { channel, path, opening, asked, receiving, .. } = *self;
+        let Self { channel, path, opening, asked, receiving, lent, .. } = *self;
         // Nothing reads or writes the slices' memory from here on.
         drop((channel, receiving));
         if let Some(opening) = opening {
@@ -210,7 +231,9 @@ impl Session for TcpClient {
         let waiting = path.mailbox.shut(&why);
         let error = PathError::from(why);
         path.events.handle_down(&error);
-        for slice in asked.into_iter().map(|(_, slice)| slice).chain(waiting) {
+        let (asked, lent) =
+            (asked.into_iter().map(|(_, slice)| slice), lent.into_iter().map(|(_, slice, _)| slice));
+        for slice in lent.chain(asked).chain(waiting) {
             slice.complete(Err(error.clone()));
         }
     }

@@ -26,6 +26,7 @@ const DIAL: Duration = Duration::from_secs(2);
 
 /// What the streams of a path share.
 pub(super) struct Shared {
+    pub(super) environment: Arc<Environment>,
     pub(super) mailbox: Arc<Mailbox<Slice>>,
     pub(super) expected: Identity,
     pub(super) events: Arc<dyn PathEvents>,
@@ -51,23 +52,18 @@ pub(super) fn connect(environment: &Arc<Environment>, peer: &PeerAddress, opened
         return opened(Err(PathError::Unfit("the peer does not offer it".into())));
     }
     let shared = Arc::new(Shared {
+        environment: Arc::clone(environment),
         // Bounded by what the agent's transfers may have in flight together.
         mailbox: Mailbox::new(environment.limits.transfers.saturating_mul(16)),
         expected: Identity { agent: peer.card.agent.clone(), boot_epoch: peer.card.boot_epoch },
         events: Arc::clone(&peer.events),
         rails: Mutex::default(),
     });
-    let path = Arc::new(TcpPath {
-        environment: Arc::clone(environment),
-        socket: peer.socket,
-        shared,
-        spread: AtomicBool::new(false),
-    });
+    let path = Arc::new(TcpPath { socket: peer.socket, shared, spread: AtomicBool::new(false) });
     path.dial(Opening { until: peer.until, first: Some((opened, Arc::clone(&path))) });
 }
 
 struct TcpPath {
-    environment: Arc<Environment>,
     socket: SocketAddr,
     shared: Arc<Shared>,
     /// Whether the further streams have been dialled.
@@ -80,17 +76,17 @@ impl TcpPath {
             Ok(socket) => socket,
             Err(error) => return opening.fail(&self.shared, error.into()),
         };
-        let io = self.environment.next_lane();
+        let io = self.shared.environment.next_lane();
         let id = io.reserve();
         let reader = self.shared.mailbox.join(io, id);
         let until = opening.until;
         let welcome = Box::new(Connected { shared: Arc::clone(&self.shared), reader, opening });
-        io.spawn_at(id, Dialling::new(socket, &self.environment, (Purpose::Data, until), welcome));
+        io.spawn_at(id, Dialling::new(socket, &self.shared.environment, (Purpose::Data, until), welcome));
     }
 
     fn spread(&self) {
         if !self.spread.swap(true, Ordering::Relaxed) {
-            for _ in 1..self.environment.streams() {
+            for _ in 1..self.shared.environment.streams() {
                 self.dial(Opening { until: Instant::now() + DIAL, first: None });
             }
         }

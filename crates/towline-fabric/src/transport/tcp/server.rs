@@ -29,7 +29,8 @@ const STEPS: usize = 256;
 const SCRAP: u64 = 64 * 1024;
 
 /// The session of a peer that asks.
-pub(crate) fn serve(channel: Channel, environment: &Arc<Environment>, seat: Seat) -> Box<dyn Session> {
+pub(crate) fn serve(mut channel: Channel, environment: &Arc<Environment>, seat: Seat) -> Box<dyn Session> {
+    channel.lend();
     Box::new(TcpServer {
         channel,
         environment: Arc::clone(environment),
@@ -160,6 +161,9 @@ impl TcpServer {
             traffic.count_served(Op::Read, bytes);
             *budget = budget.saturating_sub(bytes);
         })?;
+        if let Some(loans) = self.channel.loans() {
+            traffic.count_lent(loans.take_bytes());
+        }
         Ok(emptied || self.channel.backlog() < BACKLOG)
     }
 }
