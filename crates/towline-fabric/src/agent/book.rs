@@ -37,6 +37,7 @@ pub(super) struct Book {
     /// When the running stretch began, and its bytes.
     since: Option<Instant>,
     bytes: u64,
+    transfers: u64,
     /// Whether a transfer failed in it.
     spoiled: bool,
     /// How much of the stretch is in `totals.busy`.
@@ -48,6 +49,8 @@ pub(super) struct Book {
 pub(super) struct Stretch {
     pub(super) bytes: u64,
     pub(super) seconds: f64,
+    /// Transfers that ended in it.
+    pub(super) transfers: u64,
 }
 
 impl Book {
@@ -81,7 +84,7 @@ impl Book {
         if !over && (lasted < STRETCH || self.bytes < JUDGED_BYTES_MIN) {
             return None;
         }
-        let stretch = Stretch { bytes: self.bytes, seconds: lasted.as_secs_f64() };
+        let stretch = Stretch { bytes: self.bytes, seconds: lasted.as_secs_f64(), transfers: self.transfers };
         let judged = !self.spoiled;
         self.begin((!over).then_some(now));
         judged.then_some(stretch)
@@ -89,12 +92,14 @@ impl Book {
 
     /// A new stretch, or none.
     fn begin(&mut self, since: Option<Instant>) {
-        (self.since, self.bytes, self.spoiled, self.counted) = (since, 0, false, Duration::ZERO);
+        (self.since, self.bytes, self.transfers) = (since, 0, 0);
+        (self.spoiled, self.counted) = (false, Duration::ZERO);
     }
 
     fn count(&mut self, op: Op, rails: &[Rail]) {
         let bytes = rails.iter().map(|rail| rail.bytes).sum::<u64>();
         self.totals.transfers += 1;
+        self.transfers += 1;
         match op {
             Op::Read => self.totals.bytes_read += bytes,
             Op::Write => self.totals.bytes_written += bytes,
@@ -125,7 +130,7 @@ mod tests {
         book.handle_start(at(10));
         assert_eq!(book.handle_end(at(20), Op::Read, Some(&[rail("a", 5)])), None);
         let stretch = book.handle_end(at(40), Op::Read, Some(&[rail("a", 7), rail("b", 1)]));
-        assert_eq!(stretch, Some(Stretch { bytes: 13, seconds: 0.04 }));
+        assert_eq!(stretch, Some(Stretch { bytes: 13, seconds: 0.04, transfers: 2 }));
         book.handle_start(at(1000));
         assert_eq!(book.handle_end(at(1001), Op::Write, None), None);
         let totals = book.totals();
@@ -148,7 +153,7 @@ mod tests {
         );
         book.handle_start(at(9000));
         let stretch = book.handle_end(at(9001), Op::Read, Some(&[rail("a", 7)]));
-        assert_eq!(stretch, Some(Stretch { bytes: 7, seconds: 0.001 }));
+        assert_eq!(stretch, Some(Stretch { bytes: 7, seconds: 0.001, transfers: 1 }));
     }
 
     #[test]
@@ -158,9 +163,9 @@ mod tests {
         book.handle_start(start);
         let later = start + STRETCH;
         let stretch = book.handle_end(later, Op::Read, Some(&[rail("a", JUDGED_BYTES_MIN)]));
-        assert_eq!(stretch, Some(Stretch { bytes: JUDGED_BYTES_MIN, seconds: 0.5 }));
+        assert_eq!(stretch, Some(Stretch { bytes: JUDGED_BYTES_MIN, seconds: 0.5, transfers: 1 }));
         let stretch = book.handle_end(later + STRETCH, Op::Read, Some(&[rail("a", 3)]));
-        assert_eq!(stretch, Some(Stretch { bytes: 3, seconds: 0.5 }));
+        assert_eq!(stretch, Some(Stretch { bytes: 3, seconds: 0.5, transfers: 1 }));
         assert_eq!(book.totals().busy, 2 * STRETCH);
     }
 }

@@ -7,6 +7,7 @@ mod book;
 mod config;
 mod connect;
 mod environment;
+mod estimate;
 mod job;
 mod pair;
 mod peer;

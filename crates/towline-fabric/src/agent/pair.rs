@@ -14,6 +14,7 @@ use towline_wire::id::AgentName;
 use towline_wire::receipt::{Op, Rail};
 
 use super::book::{Book, Totals};
+use super::estimate::Estimate;
 
 /// How long a pair that was too slow stays refused: long enough to use another, short enough for what passes by itself.
 const REFUSED_FOR: Duration = Duration::from_secs(30);
@@ -30,6 +31,7 @@ pub(super) struct Pair {
 #[derive(Debug)]
 struct State {
     book: Book,
+    estimate: Estimate,
     watch: Watch,
     /// Of the path's kind: it stays.
     kind: Option<ContractViolation>,
@@ -40,13 +42,19 @@ struct State {
 impl Pair {
     /// Connected, over a path that breaks the contract as `kind` says, if it does.
     pub(super) fn new(contract: Contract, kind: Option<ContractViolation>) -> Self {
-        let state = State { book: Book::default(), watch: Watch::default(), kind, rate: None };
+        let (book, estimate, watch) = (Book::default(), Estimate::default(), Watch::default());
+        let state = State { book, estimate, watch, kind, rate: None };
         Self { contract, state: Mutex::new(state) }
     }
 
     /// What it has moved.
     pub(super) fn totals(&self) -> Totals {
         self.lock().book.totals().clone()
+    }
+
+    /// How long a transfer of `bytes` will take, once enough has moved to tell.
+    pub(super) fn estimate(&self, bytes: u64) -> Option<Duration> {
+        self.lock().estimate.of(bytes)
     }
 
     /// How it breaks its contract now, if it does.
@@ -74,6 +82,7 @@ impl Pair {
     ) -> Option<ContractViolation> {
         let mut state = self.lock();
         let stretch = state.book.handle_end(now, op, rails)?;
+        state.estimate.observe(&stretch);
         let was = state.rate.take();
         state.rate = state.watch.observe(&self.contract, stretch.bytes, stretch.seconds).err();
         state.rate.clone().filter(|_| was.is_none())

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use towline_wire::card::AgentCard;
 use towline_wire::contract::ContractViolation;
@@ -70,6 +70,12 @@ impl Peer {
     /// What it has moved since it was connected.
     pub fn totals(&self) -> Totals {
         self.0.pair.totals()
+    }
+
+    /// How long a transfer of `bytes` will take, from what the pair has moved lately; `None` until it has moved enough
+    /// to tell: a small transfer for its latency, one of 1 MiB for its rate.
+    pub fn estimate(&self, bytes: u64) -> Option<Duration> {
+        self.0.pair.estimate(bytes)
     }
 
     /// Whether transfers can be posted: both sessions are up as far as this side knows.

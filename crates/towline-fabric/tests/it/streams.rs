@@ -45,6 +45,8 @@ fn small_transfers_keep_to_one_stream() {
         assert_eq!(transfer.wait(PATIENCE).unwrap().unwrap().rails.len(), 1);
     }
     assert_eq!(pair.owner.stats().sessions, 2, "one for control, one for data");
+    let estimate = pair.peer.estimate(SLICE).expect("twenty transfers tell how long one takes");
+    assert!(!estimate.is_zero() && estimate < PATIENCE, "{estimate:?}");
 }
 
 /// Answers `count` reads with zeros.
