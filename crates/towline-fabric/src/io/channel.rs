@@ -13,6 +13,7 @@ use towline_wire::auth::SessionKeys;
 use towline_wire::frame::{FrameKind, HEADER_BYTES, Header, Opener, Sealer};
 
 use super::Socket;
+use super::ahead::Ahead;
 use crate::error::SessionError;
 use crate::region::{Loans, Payload};
 
@@ -31,6 +32,8 @@ pub(crate) struct Channel {
     out: VecDeque<Out>,
     input: Vec<u8>,
     filled: usize,
+    ahead: Ahead,
+    ahead_bytes: usize,
     header: Option<Header>,
     /// Files that came along, when this side takes them.
     files: Option<VecDeque<OwnedFd>>,
@@ -52,6 +55,8 @@ impl Channel {
             out: VecDeque::new(),
             input: Vec::new(),
             filled: 0,
+            ahead: Ahead::default(),
+            ahead_bytes: 0,
             header: None,
             files: None,
             loans: None,
@@ -65,6 +70,17 @@ impl Channel {
             Role::Server => (keys.server, keys.client),
         };
         (self.sealer, self.opener) = (Some(Sealer::new(ours)), Some(Opener::new(theirs)));
+    }
+
+    /// The session's turn begins. To be called at each, by a session that reads ahead.
+    pub(crate) fn begin_turn(&mut self) {
+        self.ahead.forget();
+    }
+
+    /// How many bytes to read before they are asked for: what small frames and payloads come to. Not for a channel that
+    /// takes files.
+    pub(crate) fn read_ahead(&mut self, bytes: usize) {
+        self.ahead_bytes = bytes;
     }
 
     /// Takes files that the peer attaches from now on, one a frame.
@@ -145,35 +161,50 @@ impl Channel {
         if let Some(loans) = &mut self.loans {
             loans.collect(self.socket.fd())?;
         }
-        loop {
-            // A frame leaves together with the start of its payload.
-            let more = matches!(self.out.get(1), Some(Out::Payload(_)));
-            let Some(out) = self.out.front_mut() else { return Ok(true) };
-            let result = match out {
-                Out::Bytes { bytes, at, file } => {
-                    let written = match file {
-                        Some(file) => self.socket.write_with_file(&bytes[*at..], file.as_fd()),
-                        None => self.socket.write(&bytes[*at..], more),
-                    };
-                    written.map(|count| {
-                        *file = None;
-                        *at += count;
-                        *at == bytes.len()
-                    })
-                }
-                Out::Payload(payload) => payload.send(self.socket.fd(), self.loans.as_mut()).map(|count| {
-                    sent(count);
-                    payload.is_complete()
-                }),
-            };
-            match result {
-                Ok(true) => drop(self.out.pop_front()),
-                Ok(false) => {}
+        while !self.out.is_empty() {
+            match self.send_front(&mut sent) {
+                Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error.into()),
             }
         }
+        Ok(true)
+    }
+
+    /// One call for what waits longest. A frame leaves together with the start of its payload.
+    fn send_front(&mut self, sent: &mut impl FnMut(u64)) -> io::Result<()> {
+        let Self { socket, out, loans, .. } = self;
+        let (first, rest) = out.as_mut_slices();
+        let (front, next) = match (first, rest) {
+            ([front, next, ..], _) => (front, Some(next)),
+            ([front], rest) => (front, rest.first_mut()),
+            ([], _) => return Ok(()),
+        };
+        let done = match (front, next) {
+            (Out::Bytes { bytes, at, file: None }, Some(Out::Payload(payload))) => {
+                let before = payload.moved();
+                *at += payload.send(socket.fd(), &bytes[*at..], loans.as_mut())?;
+                sent(payload.moved() - before);
+                usize::from(*at == bytes.len()) + usize::from(payload.is_complete())
+            }
+            (Out::Bytes { bytes, at, file }, _) => {
+                *at += match file {
+                    Some(file) => socket.write_with_file(&bytes[*at..], file.as_fd())?,
+                    None => socket.write(&bytes[*at..])?,
+                };
+                *file = None;
+                usize::from(*at == bytes.len())
+            }
+            (Out::Payload(payload), _) => {
+                let before = payload.moved();
+                payload.send(socket.fd(), &[], loans.as_mut())?;
+                sent(payload.moved() - before);
+                usize::from(payload.is_complete())
+            }
+        };
+        self.out.drain(..done);
+        Ok(())
     }
 
     /// Exactly `count` bytes of the handshake, once they are there.
@@ -185,14 +216,28 @@ impl Channel {
             self.input.resize(count, 0);
         }
         while self.filled < count {
-            let into = &mut self.input[self.filled..];
-            let read = match &mut self.files {
-                Some(files) => self.socket.read_with_files(into, files),
-                None => self.socket.read(into),
+            let Self { input, filled, ahead, ahead_bytes, files, socket, .. } = self;
+            let into = &mut input[*filled..];
+            let waits = ahead.rest();
+            if !waits.is_empty() {
+                let taken = waits.len().min(into.len());
+                into[..taken].copy_from_slice(&waits[..taken]);
+                ahead.consume(taken);
+                *filled += taken;
+                continue;
+            }
+            let read = match files {
+                Some(files) => socket.read_with_files(into, files),
+                None if *ahead_bytes > into.len() => ahead.fill(*ahead_bytes, |into| socket.read(into)),
+                None => {
+                    ahead.forget();
+                    socket.read(into)
+                }
             };
             match read {
                 Ok(0) => return Err(SessionError::Lost("the peer closed the connection".into())),
-                Ok(more) => self.filled += more,
+                Ok(_) if !ahead.rest().is_empty() => {}
+                Ok(more) => *filled += more,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error.into()),
@@ -227,8 +272,11 @@ impl Channel {
     ///
     /// # Errors
     /// [`SessionError::Lost`].
-    pub(crate) fn receive(&self, payload: &mut Payload, budget: &mut u64) -> Result<bool, SessionError> {
+    pub(crate) fn receive(&mut self, payload: &mut Payload, budget: &mut u64) -> Result<bool, SessionError> {
+        let taken = payload.take(self.ahead.rest());
+        self.ahead.consume(taken);
         while !payload.is_complete() && *budget > 0 {
+            self.ahead.forget();
             match payload.receive(self.socket.fd()) {
                 Ok(0) => return Err(SessionError::Lost("the peer closed the connection".into())),
                 Ok(count) => *budget = budget.saturating_sub(count),

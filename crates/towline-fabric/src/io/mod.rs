@@ -9,6 +9,7 @@
 //! the reactor pokes the session, the session takes. Nothing outside the thread touches a session, so none has locks
 //! inside.
 
+mod ahead;
 mod channel;
 mod mailbox;
 mod reactor;

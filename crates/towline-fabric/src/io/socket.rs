@@ -148,13 +148,12 @@ impl Socket {
         Ok(message.bytes)
     }
 
-    /// Writes; `more` says that more follows at once. Never raises a signal.
+    /// Writes. Never raises a signal.
     ///
     /// # Errors
     /// The kernel's, `WouldBlock` included.
-    pub(crate) fn write(&self, bytes: &[u8], more: bool) -> io::Result<usize> {
-        let flags = if more { SendFlags::NOSIGNAL | SendFlags::MORE } else { SendFlags::NOSIGNAL };
-        Ok(send(self.fd(), bytes, flags)?)
+    pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(send(self.fd(), bytes, SendFlags::NOSIGNAL)?)
     }
 
     /// Writes with a file attached to the first byte.

@@ -80,32 +80,65 @@ impl Payload {
         self.advance(count)
     }
 
-    /// Sends what one call takes; lends it to the kernel where `loans` allow, and then it may not change nor go before
-    /// they say that it was returned.
+    /// Takes what was received already; bytes beyond the end stay.
+    pub(crate) fn take(&mut self, received: &[u8]) -> usize {
+        let mut taken = 0;
+        while let (Some(extent), true) = (self.extents.get(self.index), taken < received.len()) {
+            let here = usize::try_from(extent.len - self.into_extent).unwrap_or(usize::MAX);
+            let piece = &received[taken..][..here.min(received.len() - taken)];
+            if self.memory.write_from(extent.offset + self.into_extent, piece).is_err() {
+                break; // the constructor checked every extent
+            }
+            taken += piece.len();
+            self.advance_by(piece.len() as u64);
+        }
+        taken
+    }
+
+    /// Sends what one call takes of `head` and then of this; gives the bytes of `head`. Lends the kernel what `loans`
+    /// allow, and then that may not change nor go before they say that it was returned.
     ///
     /// # Errors
     /// The kernel's, `WouldBlock` included. A closed socket is an error, never a signal.
-    pub(crate) fn send(&mut self, socket: BorrowedFd<'_>, loans: Option<&mut Loans>) -> io::Result<u64> {
+    pub(crate) fn send(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        head: &[u8],
+        loans: Option<&mut Loans>,
+    ) -> io::Result<usize> {
         let mut pieces = [EMPTY; PIECES];
-        let message = self.gather(&mut pieces);
-        let bytes: usize = pieces.iter().map(|piece| piece.iov_len).sum();
-        if let Some(loans) = loans.filter(|loans| loans.admit(bytes as u64)) {
-            let flags = libc::MSG_NOSIGNAL | libc::MSG_ZEROCOPY;
-            // SAFETY: as in `receive`; the kernel only reads, until the loan that is noted below is returned.
-            let count = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
-            // Without room for one more loan (`optmem_max`, the lock limit) the bytes are copied.
-            if count >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ENOBUFS) {
-                let count = self.advance(count)?;
-                loans.lend(&self.memory, count);
-                return Ok(count);
+        let mut message = self.gather(&mut pieces[1..]);
+        let mut flags = libc::MSG_NOSIGNAL;
+        if let Some(loans) = loans.filter(|loans| loans.admit(self.left.min(BYTES))) {
+            if head.is_empty() {
+                let flags = flags | libc::MSG_ZEROCOPY;
+                // SAFETY: as in `receive`; the kernel only reads, until the loan that is noted below is returned.
+                let count = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
+                // Without room for one more loan (`optmem_max`, the lock limit) the bytes are copied.
+                if count >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ENOBUFS) {
+                    let count = self.advance(count)?;
+                    loans.lend(&self.memory, count);
+                    return Ok(0);
+                }
+            } else {
+                // Nobody lends a frame: it goes ahead, and waits for its payload in the kernel.
+                message.msg_iovlen = 0;
+                flags |= libc::MSG_MORE;
             }
         }
-        // SAFETY: as in `receive`; the kernel only reads.
-        let count = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
-        self.advance(count)
+        // The kernel only reads it.
+        pieces[0] = libc::iovec { iov_base: head.as_ptr().cast_mut().cast(), iov_len: head.len() };
+        message.msg_iov = pieces.as_mut_ptr();
+        message.msg_iovlen += 1;
+        // SAFETY: as in `receive`; the kernel only reads, and `head` outlives the call.
+        let count = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
+        let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
+        let of_head = count.min(head.len());
+        self.advance_by((count - of_head) as u64);
+        Ok(of_head)
     }
 
-    fn gather(&self, pieces: &mut [libc::iovec; PIECES]) -> libc::msghdr {
+    fn gather(&self, pieces: &mut [libc::iovec]) -> libc::msghdr {
         let (mut skip, mut budget, mut count) = (self.into_extent, BYTES, 0);
         for (extent, piece) in self.extents.iter().skip(self.index).zip(pieces.iter_mut()) {
             let len = (extent.len - skip).min(budget);
@@ -126,6 +159,11 @@ impl Payload {
 
     fn advance(&mut self, count: isize) -> io::Result<u64> {
         let count = u64::try_from(count).map_err(|_| io::Error::last_os_error())?;
+        self.advance_by(count);
+        Ok(count)
+    }
+
+    fn advance_by(&mut self, count: u64) {
         (self.left, self.moved) = (self.left - count, self.moved + count);
         let mut rest = count;
         while rest > 0 {
@@ -137,7 +175,6 @@ impl Payload {
                 (self.index, self.into_extent) = (self.index + 1, 0);
             }
         }
-        Ok(count)
     }
 }
 
@@ -173,7 +210,7 @@ mod tests {
         assert!(incoming.is_complete() && incoming.moved() == total);
         let mut outgoing = Payload::outgoing(memory, extents(&list)).unwrap();
         while !outgoing.is_complete() {
-            outgoing.send(near.as_fd(), None).unwrap();
+            outgoing.send(near.as_fd(), &[], None).unwrap();
         }
         let mut back = vec![0; sent.len()];
         far.read_exact(&mut back).unwrap();
@@ -187,6 +224,6 @@ mod tests {
         let (far, near) = UnixStream::pair().unwrap();
         drop(far);
         let mut payload = Payload::outgoing(memory, extents(&[(0, 4096)])).unwrap();
-        assert_eq!(payload.send(near.as_fd(), None).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+        assert_eq!(payload.send(near.as_fd(), &[], None).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
     }
 }

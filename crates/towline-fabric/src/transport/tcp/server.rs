@@ -25,12 +25,16 @@ const TURN: u64 = 8 << 20;
 /// Frames and pieces of payload handled in one turn: many small requests are work as well.
 const STEPS: usize = 256;
 
+/// A request for a few extents, header and body.
+const AHEAD_BYTES: usize = 512;
+
 /// Bytes thrown away at once.
 const SCRAP: u64 = 64 * 1024;
 
 /// The session of a peer that asks.
 pub(crate) fn serve(mut channel: Channel, environment: &Arc<Environment>, seat: Seat) -> Box<dyn Session> {
     channel.lend();
+    channel.read_ahead(AHEAD_BYTES);
     Box::new(TcpServer {
         channel,
         environment: Arc::clone(environment),
@@ -174,6 +178,7 @@ impl Session for TcpServer {
     }
 
     fn drive(&mut self, _cause: Cause) -> Result<Flow, SessionError> {
+        self.channel.begin_turn();
         let mut budget = TURN;
         for _ in 0..STEPS {
             if !self.flush(&mut budget)? {
