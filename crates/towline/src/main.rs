@@ -4,8 +4,6 @@
 //! `bench` are the subcommands, each a thin shell around its crate. Exit codes, the same for every subcommand: 0 fine,
 //! 1 findings, 2 usage or failure, 3 could not tell.
 
-#![forbid(unsafe_code)]
-
 mod bench;
 mod cli;
 mod config;

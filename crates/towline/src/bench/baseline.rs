@@ -13,7 +13,7 @@ use super::SCHEMA;
 use super::row::Row;
 
 /// The fields that make two rows the same case.
-const IDENTITY: [&str; 10] = [
+const IDENTITY: [&str; 13] = [
     "transport",
     "op",
     "pattern",
@@ -22,6 +22,9 @@ const IDENTITY: [&str; 10] = [
     "order",
     "size_bytes",
     "block_bytes",
+    "model",
+    "isl",
+    "reshard",
     "copy_threads",
     "tcp_streams",
 ];
@@ -105,7 +108,9 @@ impl Baseline {
         let (mut changes, mut found) = (Vec::new(), vec![false; self.0.len()]);
         for row in rows {
             let now = serde_json::to_value(row)?;
-            let same = |then: &Value| IDENTITY.iter().all(|field| then.get(field) == now.get(field));
+            // What an earlier version didn't write is null.
+            let field = |row: &Value, field: &str| row.get(field).cloned().unwrap_or_default();
+            let same = |then: &Value| IDENTITY.iter().all(|name| field(then, name) == field(&now, name));
             // The last of several: a file may have grown by appending.
             let place = self.0.iter().rposition(same);
             let before = match place {

@@ -3,15 +3,17 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::builder::PossibleValuesParser;
 use clap::{ArgAction, Args, ValueEnum};
 use serde::Serialize;
 use towline_fabric::region::REGION_BYTES_MAX;
 use towline_wire::receipt::{Op, TransportKind};
 
+use super::case::Case;
 use super::model::{MODELS, Model};
 use super::pattern::WORD_BYTES;
+use super::reshard::Reshard;
 use super::shape::Shape;
 use crate::value::{ByteSize, listen_address};
 
@@ -59,6 +61,10 @@ pub(crate) struct KvArgs {
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "8000",
           value_parser = clap::value_parser!(u32).range(1..=16_000_000))]
     pub(crate) isl: Vec<u32>,
+    /// With --model: move a prompt between engines that share its KV over different ranks, as FROM:TO, tp4:tp1 or
+    /// tp2pp2:tp8-nhd (tensor-parallel ranks, pipeline stages, heads before or after tokens); repeatable, or by commas
+    #[arg(long, value_name = "FROM:TO", value_delimiter = ',')]
+    pub(crate) reshard: Vec<Reshard>,
     /// Timed repetitions of each case, after one to warm up
     #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(crate) repeat: u32,
@@ -133,6 +139,9 @@ pub(crate) enum Pattern {
     ManyToOne,
     /// One owner, many initiators (agents of one process) at once
     OneToMany,
+    /// The ranks of one engine and those of another, all pairs at once: what --reshard makes of it
+    #[value(skip)]
+    Reshard,
 }
 
 impl Pattern {
@@ -142,6 +151,7 @@ impl Pattern {
             Self::OneToOne => "one-to-one",
             Self::ManyToOne => "many-to-one",
             Self::OneToMany => "one-to-many",
+            Self::Reshard => "reshard",
         }
     }
 }
@@ -155,51 +165,13 @@ pub(crate) enum Verify {
     Off,
 }
 
-/// One line of the result.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Case {
-    pub(crate) transport: TransportKind,
-    pub(crate) op: Op,
-    pub(crate) pattern: Pattern,
-    pub(crate) peers: u32,
-    pub(crate) batch: u32,
-    pub(crate) order: Order,
-    /// Bytes of a block; `None` for one contiguous piece.
-    pub(crate) block_bytes: Option<u64>,
-    /// The model, and the tokens of its prompt.
-    pub(crate) model: Option<(&'static Model, u32)>,
-    /// One transfer.
-    pub(crate) shape: Shape,
-}
-
-impl Case {
-    /// Bytes that a repetition moves.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.shape.size_bytes() * u64::from(self.batch) * u64::from(self.peers)
-    }
-
-    /// Owners with memory of their own.
-    pub(crate) fn owners(&self) -> u32 {
-        if self.pattern == Pattern::ManyToOne { self.peers } else { 1 }
-    }
-
-    /// Agents that post.
-    pub(crate) fn initiators(&self) -> u32 {
-        if self.pattern == Pattern::OneToMany { self.peers } else { 1 }
-    }
-
-    /// Lanes in the memory of each owner.
-    pub(crate) fn lanes(&self) -> u32 {
-        self.batch * self.peers / self.owners()
-    }
-}
-
 /// What is moved, before wires and directions.
 struct Load {
     shape: Shape,
     block_bytes: Option<u64>,
     order: Order,
     model: Option<(&'static Model, u32)>,
+    reshard: Option<Reshard>,
 }
 
 impl KvArgs {
@@ -208,7 +180,8 @@ impl KvArgs {
     /// # Errors
     /// What was asked and can't be.
     pub(crate) fn cases(&self) -> Result<Vec<Case>> {
-        let (loads, peers) = (self.loads()?, self.peers()?);
+        let loads = self.loads()?;
+        let peers = if self.reshard.is_empty() { self.peers()? } else { 1 };
         let mut cases = Vec::new();
         for load in &loads {
             for batch in &self.batch {
@@ -216,6 +189,10 @@ impl KvArgs {
                     cases.extend(self.op.iter().map(|op| self.case(load, (*wire, *op), *batch, peers)));
                 }
             }
+        }
+        for case in cases.iter().filter(|case| case.reshard.is_some() && !self.connect.is_empty()) {
+            let (named, owners) = (self.connect.len(), case.owners());
+            ensure!(named == owners as usize, "{owners} owners are needed, and --connect names {named}");
         }
         ensure!(cases.len() <= CASES_MAX, "{} cases: a sweep has at most {CASES_MAX}", cases.len());
         Ok(cases)
@@ -230,9 +207,13 @@ impl KvArgs {
             OpWord::Read => Op::Read,
             OpWord::Write => Op::Write,
         };
-        let Load { shape, block_bytes, order, model } = *load;
+        let Load { shape, block_bytes, order, model, reshard } = *load;
+        let (pattern, peers) = match reshard {
+            Some(Reshard { from, to }) => (Pattern::Reshard, from.count().max(to.count())),
+            None => (self.pattern, peers),
+        };
         let mut case =
-            Case { transport, op, pattern: self.pattern, peers, batch, order, block_bytes, model, shape };
+            Case { transport, op, pattern, peers, batch, order, block_bytes, model, reshard, shape };
         case.shape.lanes = case.lanes();
         case
     }
@@ -240,7 +221,7 @@ impl KvArgs {
     fn peers(&self) -> Result<u32> {
         let named = u32::try_from(self.connect.len()).unwrap_or(u32::MAX);
         match self.pattern {
-            Pattern::OneToOne => {
+            Pattern::OneToOne | Pattern::Reshard => {
                 let one = self.peers.is_none_or(|peers| peers == 1) && named <= 1;
                 ensure!(one, "one-to-one has one peer: give --pattern many-to-one or one-to-many for more");
                 Ok(1)
@@ -263,8 +244,10 @@ impl KvArgs {
                 self.size.is_empty() && self.block.is_empty(),
                 "--model gives --size and --block: leave them out"
             );
-            return self.isl.iter().map(|isl| self.prompt(name, *isl)).collect();
+            let prompts = self.isl.iter().map(|isl| self.prompt(name, *isl)).collect::<Result<Vec<_>>>()?;
+            return if self.reshard.is_empty() { Ok(prompts) } else { self.reshards(&prompts) };
         }
+        ensure!(self.reshard.is_empty(), "--reshard moves the KV of a model: give --model");
         let sizes = if self.size.is_empty() { &[DEFAULT_SIZE][..] } else { &self.size };
         if let Some(size) = sizes.iter().find(|size| size.0 > REGION_BYTES_MAX) {
             bail!("--size {size}: a memory has at most {}", ByteSize(REGION_BYTES_MAX));
@@ -278,6 +261,24 @@ impl KvArgs {
         }
         let pairs = sizes.iter().flat_map(|size| self.block.iter().map(move |block| (*size, *block)));
         pairs.map(|(size, block)| self.load(size, block, None)).collect()
+    }
+
+    /// Each prompt between each pair of engines.
+    fn reshards(&self, prompts: &[Load]) -> Result<Vec<Load>> {
+        let alone = self.pattern == Pattern::OneToOne && self.peers.is_none() && self.batch == [1];
+        ensure!(alone, "--reshard gives --pattern, --peers and --batch: leave them out");
+        let mut loads = Vec::new();
+        for Load { shape, block_bytes, order, model, .. } in prompts {
+            let (found, _) = model.context("no model")?;
+            for reshard in &self.reshard {
+                reshard
+                    .prompt(found, shape.blocks, shape.shuffle)
+                    .with_context(|| format!("--reshard {reshard} doesn't fit {}", found.name))?;
+                let (block_bytes, order, reshard) = (*block_bytes, *order, Some(*reshard));
+                loads.push(Load { shape: *shape, block_bytes, order, model: *model, reshard });
+            }
+        }
+        Ok(loads)
     }
 
     fn prompt(&self, name: &str, isl: u32) -> Result<Load> {
@@ -298,14 +299,14 @@ impl KvArgs {
                 towline_wire::blocks::INDICES_MAX
             )
         };
-        Ok(Load { shape, block_bytes: Some(block.0), order, model })
+        Ok(Load { shape, block_bytes: Some(block.0), order, model, reshard: None })
     }
 }
 
 fn whole(size: ByteSize) -> Result<Load> {
     ensure!(size.0.is_multiple_of(WORD_BYTES), "--size {size}: write a multiple of {WORD_BYTES} bytes");
     let shape = Shape::contiguous(size.0);
-    Ok(Load { shape, block_bytes: None, order: Order::Contiguous, model: None })
+    Ok(Load { shape, block_bytes: None, order: Order::Contiguous, model: None, reshard: None })
 }
 
 #[cfg(test)]
@@ -355,6 +356,25 @@ mod tests {
     }
 
     #[test]
+    fn reshardings_have_an_owner_a_rank_and_count_replicas() {
+        let case = |words: &str| {
+            let words = format!("--isl 16 --transport shm --model {words}");
+            let case = cases(&words).unwrap()[0];
+            (case.owners(), case.initiators(), case.bytes())
+        };
+        let block = 2 << 20;
+        assert_eq!(case("llama-3.1-8b --reshard tp4:tp1"), (4, 1, block));
+        assert_eq!(case("llama-3.1-8b --reshard tp4:tp1 --op write"), (1, 4, block));
+        assert_eq!(case("llama-3.1-8b --reshard tp1:tp16"), (1, 16, 2 * block), "8 heads on 16 ranks");
+        assert_eq!(
+            case("deepseek-r1 --reshard tp1:tp2pp2").2,
+            2 * 70_272 * 16,
+            "each stage keeps its latent twice"
+        );
+        assert_eq!(cases("--model llama-3.1-8b --reshard tp4:tp1,tp1:tp4 --isl 16,32").unwrap().len(), 8);
+    }
+
+    #[test]
     fn what_cannot_be_is_refused_with_what_to_do() {
         for (words, part) in [
             ("--size 1MiB --block 3KiB", "not whole blocks"),
@@ -368,8 +388,14 @@ mod tests {
             ("--connect a:1,b:2", "one-to-one has one peer"),
             ("--pattern one-to-many --connect a:1,b:2", "one owner"),
             ("--pattern many-to-one --peers 3 --connect a:1,b:2", "doesn't agree"),
+            ("--reshard tp4:tp1", "give --model"),
+            ("--model llama-3.1-8b --reshard tp4:tp1 --batch 2", "leave them out"),
+            ("--model llama-3.1-8b --reshard tp4:tp1 --pattern one-to-many", "leave them out"),
+            ("--model llama-3.1-8b --reshard tp3:tp1", "8 KV heads, which 3 ranks"),
+            ("--model llama-3.1-8b --reshard tp1pp33:tp1", "--reshard tp1pp33:tp1 doesn't fit"),
+            ("--model llama-3.1-8b --reshard tp4:tp1 --connect a:1", "4 owners are needed"),
         ] {
-            let error = cases(words).expect_err(words).to_string();
+            let error = format!("{:#}", cases(words).expect_err(words));
             assert!(error.contains(part), "{words}: {error}");
         }
     }

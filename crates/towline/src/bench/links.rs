@@ -1,24 +1,23 @@
-//! The memories of one case, connected: one link for each pair of an owner and an initiator.
-//!
-//! `many-to-one` has one initiating agent and an owner for each link; `one-to-many` has one owner and an agent of this
-//! process for each link, whose lanes lie one after the other in the owner's memory.
+//! The memories of one case, connected: one link for each pair of an owner and an initiator that move data.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use towline_fabric::{Agent, Memory, Peer, Transfer, TransferRequest};
-use towline_wire::blocks::{BlockList, runs};
+use towline_fabric::{Access, Agent, Memory, Peer, Transfer, TransferRequest};
+use towline_wire::blocks::{BlockList, Run, runs};
 use towline_wire::id::RegionId;
 use towline_wire::receipt::{Op, Receipt};
 
-use super::flags::Case;
-use super::message::Command;
+use super::case::Case;
+use super::kv::RankKv;
+use super::message::{Command, Contents, Filling};
+use super::pairing::{Pair, Pairing};
 use super::pattern::{self, Arrival, Seed, WrongByte};
+use super::raw::Abroad;
 use super::remote::{Remote, connect};
 use super::row::median;
-use super::shape::Side;
 use super::{PATIENCE, cpu};
 
 /// Where the owners are, and what this process initiates with.
@@ -33,11 +32,22 @@ pub(crate) struct Ends<'a> {
 pub(crate) struct Link {
     peer: Peer,
     region: RegionId,
-    /// This side's memory: a lane for each transfer of the batch.
+    /// This side's memory.
     pub(crate) local: Arc<Memory>,
-    /// The first of its lanes in the owner's memory.
-    pub(crate) first_lane: u32,
-    owner: usize,
+    /// Which owner.
+    pub(crate) owner: usize,
+    /// What each transfer moves: this side's list, and the owner's.
+    parts: Vec<(BlockList, BlockList)>,
+}
+
+/// An owner, as the limits want to know it.
+pub(crate) struct Far {
+    /// Bytes of its memory.
+    pub(crate) region_bytes: u64,
+    /// Its raw streams, and what opens them.
+    pub(crate) flood: Option<(SocketAddr, [u64; 2])>,
+    /// Its memory for a process that may read it by address: one whose parent is this one.
+    pub(crate) abroad: Option<Abroad>,
 }
 
 /// All links of a case.
@@ -45,8 +55,10 @@ pub(crate) struct Links {
     case: Case,
     remotes: Vec<Remote>,
     pub(crate) links: Vec<Link>,
-    /// Raw streams of the first owner.
-    pub(crate) flood: Option<(SocketAddr, [u64; 2])>,
+    /// The owners, in their order.
+    pub(crate) owners: Vec<Far>,
+    /// This side's ranks and their memories, when a prompt is re-sharded.
+    ranks: Vec<(RankKv, Arc<Memory>)>,
     pids: Vec<u32>,
     /// What reading the processor times costs between two readings.
     reading: Duration,
@@ -64,52 +76,69 @@ pub(crate) struct Round {
     pub(crate) receipts: Vec<Receipt>,
 }
 
+/// Memory of this side. Peers could write it, so that the limits may map it a second time.
+fn allocate(bytes: u64) -> Result<Arc<Memory>> {
+    Ok(Arc::new(Memory::allocate_for("bench-local", bytes, Access::PeersWrite)?))
+}
+
 impl Links {
     /// Has the owners prepare, connects, and allocates the local memories.
     pub(crate) fn open(case: &Case, ends: &Ends<'_>) -> Result<Self> {
-        let region_bytes = case.shape.region_bytes().context("more bytes than 64 bits count")?;
         let first = ends.agents.first().context("no agent")?;
+        let Pairing { contents, ranks, pairs } = Pairing::of(case)?;
         let mut remotes = Vec::new();
-        for address in ends.addresses {
+        for (address, contents) in ends.addresses.iter().zip(contents.iter()) {
             let mut remote = Remote::connect(first, address, case.transport)?;
-            remote.tell(Command::Prepare(case.shape))?;
+            remote.tell(Command::Prepare(contents.clone()))?;
             drop(remote);
             // The card of a new connection shows what was prepared.
             remotes.push(Remote::connect(first, address, case.transport)?);
         }
+        ensure!(remotes.len() == contents.len(), "{} owners are needed", contents.len());
+        let locals = ranks.iter().map(|rank| allocate(rank.region_bytes().unwrap_or(u64::MAX)));
+        let locals = locals.collect::<Result<Vec<_>>>()?;
         let mut links = Vec::new();
-        for index in 0..case.peers as usize {
-            let owner = if case.owners() > 1 { index } else { 0 };
-            let agent = if case.initiators() > 1 { index } else { 0 };
+        for Pair { initiator, owner, parts } in pairs {
             let remote = remotes.get(owner).context("no such owner")?;
-            let peer = match agent {
+            let peer = match initiator {
                 0 => remote.peer.clone(),
                 agent => connect(&ends.agents[agent], &ends.addresses[owner], case.transport)?,
             };
-            let local_bytes = case.shape.span_bytes() * u64::from(case.batch);
-            links.push(Link {
-                peer,
-                region: remote.data(region_bytes)?,
-                local: Arc::new(Memory::allocate("bench-local", local_bytes)?),
-                first_lane: if case.initiators() > 1 { u32::try_from(index)? * case.batch } else { 0 },
-                owner,
-            });
+            let local = match locals.get(initiator) {
+                Some(local) => Arc::clone(local),
+                None => allocate(case.shape.span_bytes() * u64::from(case.batch))?,
+            };
+            let region = remote.data(contents[owner].region_bytes().context("too many bytes")?)?;
+            links.push(Link { peer, region, local, owner, parts });
         }
-        let flood = flood_of(remotes.first().context("no owner")?, &ends.addresses[0]);
-        let pids = ends.pids.to_vec();
-        let mut open = Self { case: *case, remotes, links, flood, pids, reading: Duration::ZERO };
+        let owners = remotes.iter().zip(&contents).enumerate();
+        let far = |(index, (remote, contents)): (usize, (&Remote, &Contents))| {
+            Far::of(remote, contents, (&ends.addresses[index], ends.pids.get(index).copied()))
+        };
+        let owners = owners.map(far).collect::<Result<Vec<_>>>()?;
+        let (ranks, pids) = (ranks.into_iter().zip(locals).collect(), ends.pids.to_vec());
+        let mut open = Self { case: *case, remotes, links, owners, ranks, pids, reading: Duration::ZERO };
         open.reading = open.cost_of_reading()?;
         Ok(open)
     }
 
     /// Fills every source, and poisons every destination.
     pub(crate) fn fill(&mut self, seed: Seed) -> Result<()> {
+        let (poison, reshards) = (seed.poison(), self.case.reshard.is_some());
+        // All ranks of a prompt hold parts of one whole, memories of pages each something else.
+        let of = |index| if reshards { seed } else { seed.part(index) };
         for index in 0..self.remotes.len() {
-            let there = if self.case.op == Op::Read { seed.part(index) } else { seed.poison() };
+            let there = match self.case.op {
+                Op::Read => Filling::Data(of(index)),
+                Op::Write => Filling::Poison(poison),
+            };
             self.remotes[index].tell(Command::Fill(there))?;
         }
-        for (index, link) in self.links.iter().enumerate() {
-            let here = if self.case.op == Op::Read { seed.poison() } else { seed.part(index) };
+        for (rank, memory) in &self.ranks {
+            if self.case.op == Op::Read { pattern::fill(memory, poison)? } else { rank.fill(memory, seed)? }
+        }
+        for (index, link) in self.links.iter().enumerate().filter(|_| !reshards) {
+            let here = if self.case.op == Op::Read { poison } else { of(index) };
             pattern::fill(&link.local, here)?;
         }
         Ok(())
@@ -117,15 +146,16 @@ impl Links {
 
     /// Checks every destination.
     pub(crate) fn check(&mut self, seed: Seed) -> Result<Option<WrongByte>> {
+        let (poison, reshards) = (seed.poison(), self.case.reshard.is_some());
         if self.case.op == Op::Read {
-            let mut wrong = self.links.iter().map(|link| self.check_local(link, seed));
-            return wrong.find_map(Result::transpose).transpose();
+            let ranks = self.ranks.iter().map(|(rank, memory)| rank.check(memory, seed, poison));
+            let links = self.links.iter().filter(|_| !reshards).map(|link| self.check_local(link, seed));
+            return ranks.chain(links).find_map(Result::transpose).transpose();
         }
         for owner in 0..self.remotes.len() {
             let of_owner = (0..self.links.len()).filter(|index| self.links[*index].owner == owner);
-            let seeds = of_owner.map(|index| seed.part(index)).collect();
-            let command = Command::Check { seeds, poison: seed.poison() };
-            if let (_, Some(wrong)) = self.remotes[owner].tell(command)? {
+            let seeds = if reshards { vec![seed] } else { of_owner.map(|index| seed.part(index)).collect() };
+            if let (_, Some(wrong)) = self.remotes[owner].tell(Command::Check { seeds, poison })? {
                 return Ok(Some(wrong));
             }
         }
@@ -133,11 +163,10 @@ impl Links {
     }
 
     fn check_local(&self, link: &Link, seed: Seed) -> Result<Option<WrongByte>> {
-        for lane in 0..self.case.batch {
-            let (source, destination) = self.lists(link, lane);
+        for (destination, source) in &link.parts {
             let (slots, poison) = (self.case.shape.slots, seed.poison());
             let seed = seed.part(link.owner);
-            let arrival = Arrival { source: &source, destination: &destination, slots, seed, poison };
+            let arrival = Arrival { source, destination, slots, seed, poison };
             if let Some(wrong) = pattern::check(&link.local, &arrival)? {
                 return Ok(Some(wrong));
             }
@@ -145,29 +174,17 @@ impl Links {
         Ok(None)
     }
 
-    /// The remote and the local list of one transfer.
-    fn lists(&self, link: &Link, lane: u32) -> (BlockList, BlockList) {
-        let (shape, there) = (self.case.shape, link.first_lane + lane);
-        let span = shape.span_bytes();
-        (
-            shape.list(Side::Remote, there, u64::from(there) * span),
-            shape.list(Side::Local, there, u64::from(lane) * span),
-        )
-    }
-
     /// What each repetition posts: the index of its link, and the transfer.
     pub(crate) fn requests(&self) -> Vec<(usize, TransferRequest)> {
-        let lanes = |index| (0..self.case.batch).map(move |lane| (index, lane));
-        let all = (0..self.links.len()).flat_map(lanes);
-        all.map(|(index, lane)| {
-            let link = &self.links[index];
-            let (remote_blocks, local_blocks) = self.lists(link, lane);
+        let all = self.links.iter().enumerate();
+        let all = all.flat_map(|(index, link)| link.parts.iter().map(move |part| (index, link, part)));
+        all.map(|(index, link, (local_blocks, remote_blocks))| {
             let request = TransferRequest {
                 op: self.case.op,
                 local: Arc::clone(&link.local),
-                local_blocks,
+                local_blocks: local_blocks.clone(),
                 remote_region: link.region,
-                remote_blocks,
+                remote_blocks: remote_blocks.clone(),
                 lease: None,
                 deadline: PATIENCE,
                 hold: None,
@@ -178,11 +195,28 @@ impl Links {
         .collect()
     }
 
-    /// Pieces of one transfer before merging, and what is left when those that touch on both sides are one.
+    /// Pieces before merging, and what is left when those that touch on both sides are one: of one transfer, or of a
+    /// whole re-sharding.
     pub(crate) fn descriptors(&self) -> Result<(u64, u64)> {
-        let link = self.links.first().context("no link")?;
-        let (remote, local) = self.lists(link, 0);
-        Ok((remote.indices.len() as u64, runs(&local, &remote, u64::MAX)?.len() as u64))
+        let counted = if self.case.reshard.is_some() { usize::MAX } else { 1 };
+        let (mut before, mut after) = (0, 0);
+        for (local, remote) in self.links.iter().flat_map(|link| &link.parts).take(counted) {
+            before += (remote.bases.len() * remote.indices.len()) as u64;
+            after += runs(local, remote, u64::MAX)?.len() as u64;
+        }
+        Ok((before, after))
+    }
+
+    /// What each link moves, as runs of at most `run_bytes_max`: for the limits.
+    pub(crate) fn runs(&self, run_bytes_max: u64) -> Result<Vec<Vec<Run>>> {
+        let of_link = |link: &Link| {
+            let mut all = Vec::new();
+            for (local, remote) in &link.parts {
+                all.extend(runs(local, remote, run_bytes_max)?);
+            }
+            Ok(all)
+        };
+        self.links.iter().map(of_link).collect()
     }
 
     /// Posts everything and waits for everything, `burst` times in a row, and holds each receipt to what was asked.
@@ -201,11 +235,11 @@ impl Links {
             }
         }
         let elapsed = started.elapsed() / burst;
+        let asked: Vec<u64> = requests.iter().map(|(_, request)| request.remote_blocks.bytes()).collect();
         let after = self.cpu(cpu::Edge::End)?;
         let cpu = spent(before, after).map(|spent| spent.saturating_sub(self.reading));
-        for receipt in &receipts {
-            let size = self.case.shape.size_bytes();
-            ensure!(receipt.bytes == size, "a receipt says {} bytes of {size}", receipt.bytes);
+        for (receipt, size) in receipts.iter().zip(asked.iter().cycle()) {
+            ensure!(receipt.bytes == *size, "a receipt says {} bytes of {size}", receipt.bytes);
             let asked = (self.case.transport, self.case.op);
             ensure!((receipt.transport, receipt.op) == asked, "a receipt says {receipt:?}, not {asked:?}");
         }
@@ -248,12 +282,20 @@ fn spent(before: Option<Duration>, after: Option<Duration>) -> Option<Duration> 
     before.zip(after).map(|(before, after)| after.saturating_sub(before))
 }
 
-/// Where an owner's raw streams are: its agent's host, and the port that it told.
-fn flood_of(remote: &Remote, address: &str) -> Option<(SocketAddr, [u64; 2])> {
-    let (port, token) = remote.look().ok()?.flood?;
-    let mut address = address.to_socket_addrs().ok()?.next()?;
-    address.set_port(port);
-    Some((address, token))
+impl Far {
+    /// Raw streams are at the agent's host, on the port that the owner told.
+    fn of(remote: &Remote, contents: &Contents, (address, pid): (&str, Option<u32>)) -> Result<Self> {
+        let answer = remote.look()?;
+        let region_bytes = contents.region_bytes().context("too many bytes")?;
+        let at = |(port, token): (u16, [u64; 2])| {
+            let mut address = address.to_socket_addrs().ok()?.next()?;
+            address.set_port(port);
+            Some((address, token))
+        };
+        let flood = answer.flood.and_then(at);
+        let abroad = pid.zip(answer.address).map(|(pid, address)| Abroad { pid, address, len: region_bytes });
+        Ok(Self { region_bytes, flood, abroad })
+    }
 }
 
 #[cfg(test)]
@@ -263,6 +305,7 @@ mod tests {
 
     use super::*;
     use crate::bench::flags::{Order, Pattern};
+    use crate::bench::model::Model;
     use crate::bench::owner::{Deaf, Serving, Threads, agent_config};
     use crate::bench::shape::Shape;
 
@@ -299,10 +342,40 @@ mod tests {
                 {
                     let shape = Shape::blocks(16 * 4096, 4096, Some(5)).unwrap();
                     let (batch, order, block_bytes, model) = (2, Order::Random, Some(4096), None);
-                    let mut case =
-                        Case { transport, op, pattern, peers, batch, order, block_bytes, model, shape };
+                    let reshard = None;
+                    let mut case = Case {
+                        transport,
+                        op,
+                        pattern,
+                        peers,
+                        batch,
+                        order,
+                        block_bytes,
+                        model,
+                        reshard,
+                        shape,
+                    };
                     case.shape.lanes = case.lanes();
                     cases.push(case);
+                }
+                for (words, peers) in [("tp3:tp1", 3), ("tp1pp2:tp3-nhd", 3)] {
+                    let found = Model::find("smollm2-135m").unwrap();
+                    let shape = Shape::blocks(6 * found.block_bytes(), found.block_bytes(), Some(5)).unwrap();
+                    let (order, block_bytes, model) =
+                        (Order::Random, Some(found.block_bytes()), Some((found, 96)));
+                    let (pattern, batch, reshard) = (Pattern::Reshard, 1, Some(words.parse().unwrap()));
+                    cases.push(Case {
+                        transport,
+                        op,
+                        pattern,
+                        peers,
+                        batch,
+                        order,
+                        block_bytes,
+                        model,
+                        reshard,
+                        shape,
+                    });
                 }
             }
         }
@@ -317,7 +390,9 @@ mod tests {
                 let nothing = links.check(Seed(1)).unwrap().unwrap();
                 assert!(nothing.missing, "{case:?}: {nothing}");
                 let requests = links.requests();
-                assert_eq!(links.round(&requests, 1).unwrap().receipts.len(), 2 * case.peers as usize);
+                let bytes: u64 =
+                    links.round(&requests, 1).unwrap().receipts.iter().map(|receipt| receipt.bytes).sum();
+                assert_eq!(case.bytes(), bytes, "{case:?}");
                 assert_eq!(links.check(Seed(1)).unwrap(), None, "{case:?}");
                 assert!(links.check(Seed(2)).unwrap().is_some(), "{case:?}: another source is told apart");
             });

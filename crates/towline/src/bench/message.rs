@@ -13,7 +13,8 @@
 //!      56  processor time of the owner, ns; all ones if unknown
 //!      64  port of the flood, 0 if there is none
 //!      72  token of the flood (two words)
-//!      88  bytes of the reason for a failure, at most 512, which stand from 96 on
+//!      88  where the data lies in the owner's address space, 0 before there is any
+//!      96  bytes of the reason for a failure, at most 512, which stand from 104 on
 //! ```
 
 use std::time::Duration;
@@ -22,6 +23,7 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use towline_fabric::Memory;
 
+use super::kv::RankKv;
 use super::pattern::{Seed, WrongByte};
 use super::shape::Shape;
 
@@ -29,8 +31,8 @@ use super::shape::Shape;
 pub(crate) const CONTROL_BYTES: u64 = 4096;
 /// Longest reason for a failure.
 const REASON_BYTES_MAX: usize = 512;
-/// "TWLBNCH" and the layout's version.
-const MAGIC: u64 = u64::from_le_bytes(*b"TWLBNCH1");
+/// "TWLBNCH" and the version of layout and commands.
+const MAGIC: u64 = u64::from_le_bytes(*b"TWLBNCH2");
 const UNKNOWN: u64 = u64::MAX;
 
 const DONE: u64 = 8;
@@ -39,8 +41,9 @@ const WRONG: u64 = 24;
 const CPU: u64 = 56;
 const FLOOD_PORT: u64 = 64;
 const TOKEN: u64 = 72;
-const REASON_LEN: u64 = 88;
-const REASON: u64 = 96;
+const ADDRESS: u64 = 88;
+const REASON_LEN: u64 = 96;
+const REASON: u64 = 104;
 
 /// A numbered command.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -54,14 +57,44 @@ pub(crate) struct Order {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Command {
-    /// Have memory for `shape`, and show it in the card.
-    Prepare(Shape),
-    /// Fill all of it.
-    Fill(Seed),
-    /// Check what arrived in it: a seed for each group of lanes, all of one size.
+    /// Have memory for it, and show it in the card.
+    Prepare(Contents),
+    /// Fill all of it with what such data is, or with poison.
+    Fill(Filling),
+    /// Check what arrived in it: for pages a seed for each group of lanes, all of one size; for a rank one.
     Check { seeds: Vec<Seed>, poison: Seed },
     /// Only answer.
     Mark,
+}
+
+/// What an owner's memory holds.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Contents {
+    /// Blocks without a meaning.
+    Pages(Shape),
+    /// A rank's share of a prompt.
+    Rank(RankKv),
+}
+
+impl Contents {
+    /// Bytes of the memory; `None` when they overflow, which only a broken message does.
+    pub(crate) fn region_bytes(&self) -> Option<u64> {
+        match self {
+            Self::Pages(shape) => shape.region_bytes(),
+            Self::Rank(rank) => rank.region_bytes(),
+        }
+    }
+}
+
+/// What a memory is filled with.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Filling {
+    /// The data of this seed.
+    Data(Seed),
+    /// What a destination holds before.
+    Poison(Seed),
 }
 
 /// How a command ended.
@@ -82,6 +115,8 @@ pub(crate) struct Answer {
     pub(crate) cpu: Option<Duration>,
     /// Where raw streams are served, and what opens them.
     pub(crate) flood: Option<(u16, [u64; 2])>,
+    /// Where the data lies in the owner's address space, once there is any.
+    pub(crate) address: Option<u64>,
 }
 
 /// Writes what never changes.
@@ -91,6 +126,11 @@ pub(crate) fn introduce(control: &Memory, flood: Option<(u16, [u64; 2])>) -> Res
         control.store_u64(at, value)?;
     }
     Ok(())
+}
+
+/// Writes where the data lies; it shows with the next answer.
+pub(crate) fn show_address(control: &Memory, address: u64) -> Result<()> {
+    Ok(control.store_u64(ADDRESS, address)?)
 }
 
 /// Writes the answer to command `number`, its number last.
@@ -140,12 +180,13 @@ pub(crate) fn read(control: &Memory) -> Result<Answer> {
             Outcome::Failed(String::from_utf8_lossy(&text).into_owned())
         }
     };
-    let (cpu, port) = (word(CPU)?, word(FLOOD_PORT)?);
+    let (cpu, port, address) = (word(CPU)?, word(FLOOD_PORT)?, word(ADDRESS)?);
     Ok(Answer {
         number: word(DONE)?,
         outcome,
         cpu: (cpu != UNKNOWN).then(|| Duration::from_nanos(cpu)),
         flood: u16::try_from(port).ok().filter(|port| *port != 0).zip(Some([word(TOKEN)?, word(TOKEN + 8)?])),
+        address: (address != 0).then_some(address),
     })
 }
 
@@ -164,12 +205,14 @@ mod tests {
         {
             answer(&control, number, &outcome).unwrap();
             let said = read(&control).unwrap();
-            assert_eq!((said.number, said.flood), (number, Some((4711, [5, 6]))));
+            assert_eq!((said.number, said.flood, said.address), (number, Some((4711, [5, 6])), None));
             match (said.outcome, outcome) {
                 (Outcome::Failed(said), Outcome::Failed(_)) => assert_eq!(said.len(), REASON_BYTES_MAX),
                 (said, outcome) => assert_eq!(said, outcome),
             }
         }
+        show_address(&control, 4096).unwrap();
+        assert_eq!(read(&control).unwrap().address, Some(4096));
     }
 
     #[test]

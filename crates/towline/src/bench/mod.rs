@@ -1,28 +1,36 @@
 //! `towline bench`: figures of this machine, each beside the limit that was measured in the same run.
 //!
-//! `bench kv` moves a KV cache between processes. `flags` is what may be asked and what it comes to, `model` the shapes
-//! of real models, `shape` where the pages of a transfer lie, `pattern` what they hold and how a wrong byte is found.
+//! `bench kv` moves a KV cache between processes. `flags` is what may be asked, `case` what it comes to, `model` the
+//! shapes of real models, `shape` where the pages of a transfer lie, `pattern` what they hold and how a wrong byte is
+//! found; `reshard` moves a prompt between engines of different ranks, `kv` says what each rank must hold.
 //! The owner of the remote memory is this binary again: `owner` serves, `message` is what it is told and answers,
-//! `child` starts it, `remote` steers it. `sweep` runs the cases over `links`, `yardstick` and `flood` measure the
-//! limits between the repetitions, `cpu` counts processor time. `row` is a result; `report` prints it, `baseline`
+//! `child` starts it, `remote` steers it. `sweep` runs the cases, which `pairing` lays out and `links` connects, and has
+//! `start` time an agent's first steps; `yardstick` measures the limits between the repetitions, by the bare means of
+//! `raw` and over the streams of `flood`; `cpu` counts processor time. `row` is a result; `report` prints it, `baseline`
 //! compares it, `chart` draws it; `machine` says where it was measured.
 
 mod baseline;
+mod case;
 mod chart;
 mod child;
 mod cpu;
 mod flags;
 mod flood;
+mod kv;
 mod links;
 mod machine;
 mod message;
 mod model;
 mod owner;
+mod pairing;
 mod pattern;
+mod raw;
 mod remote;
 mod report;
+mod reshard;
 mod row;
 mod shape;
+mod start;
 mod sweep;
 mod yardstick;
 

@@ -20,10 +20,12 @@ use towline_wire::id::{AgentName, EngineId, Generation, LeaseId, RegionId};
 use towline_wire::lease::LeaseError;
 
 use super::flags::KvArgs;
-use super::message::{self, CONTROL_BYTES, Command, Order, Outcome};
+use super::flood::{self, Lent};
+use super::machine;
+use super::message::{self, CONTROL_BYTES, Command, Contents, Filling, Order, Outcome};
 use super::pattern::{self, Arrival, Seed};
+use super::raw::Mapping;
 use super::shape::{Shape, Side};
-use super::{flood, machine};
 use crate::cli::{Format, Global};
 use crate::{out, stop, worker};
 
@@ -112,13 +114,14 @@ impl Serving {
         let ears = Arc::new(Ears { orders: sender, leader: Mutex::default() });
         let agent = Agent::start(config, ears)?;
         let token = [random()?, random()?];
-        let port = flood::serve(ip, token)?;
+        let lent = Lent::default();
+        let port = flood::serve(ip, token, lent.clone())?;
         let control = Arc::new(Memory::allocate("bench-control", CONTROL_BYTES)?);
         message::introduce(&control, Some((port, token)))?;
         // The card names one fence region and one KV region: the control page and the data.
         let options = RegionOptions { role: RegionRole::Fence, ..RegionOptions::default() };
         let region = agent.register(Arc::clone(&control), options)?;
-        let hands = Hands { agent: agent.clone(), control, data: None };
+        let hands = Hands { agent: agent.clone(), control, lent, data: None };
         let work = move || hands.work(&orders);
         std::thread::Builder::new().name("bench-owner".into()).spawn(work).context("can't start a thread")?;
         Ok(Self { agent, _control: region })
@@ -184,12 +187,14 @@ impl Owner for Deaf {
 struct Hands {
     agent: Agent,
     control: Arc<Memory>,
+    /// The data as the raw streams see it.
+    lent: Lent,
     data: Option<Data>,
 }
 
 /// The memory of the case at hand.
 struct Data {
-    shape: Shape,
+    contents: Contents,
     memory: Arc<Memory>,
     _region: Region,
 }
@@ -206,8 +211,8 @@ impl Hands {
 
     fn obey(&mut self, command: &Command) -> Result<Outcome> {
         match command {
-            Command::Prepare(shape) => self.prepare(*shape)?,
-            Command::Fill(seed) => pattern::fill(&self.data()?.memory, *seed)?,
+            Command::Prepare(contents) => self.prepare(contents.clone())?,
+            Command::Fill(filling) => self.data()?.fill(*filling)?,
             Command::Check { seeds, poison } => {
                 return Ok(self.data()?.check(seeds, *poison)?.map_or(Outcome::Done, Outcome::Wrong));
             }
@@ -220,33 +225,52 @@ impl Hands {
         self.data.as_ref().context("nothing was prepared")
     }
 
-    fn prepare(&mut self, shape: Shape) -> Result<()> {
-        let bytes = shape.region_bytes().context("a shape that overflows")?;
+    fn prepare(&mut self, contents: Contents) -> Result<()> {
+        let bytes = contents.region_bytes().context("a shape that overflows")?;
         if let Some(data) = self.data.as_mut().filter(|data| data.memory.len() == bytes) {
-            data.shape = shape;
+            data.contents = contents;
             return Ok(());
         }
-        self.data = None; // before the new one is allocated: both may not fit
+        // Before the new one is allocated: both may not fit.
+        self.lent.set(None);
+        self.data = None;
         machine::room_for(bytes)?;
         let memory = Arc::new(Memory::allocate_for("bench-kv", bytes, Access::PeersWrite)?);
+        let mapping = Mapping::of(&memory)?;
+        message::show_address(&self.control, mapping.address())?;
+        self.lent.set(Some(Arc::new(mapping)));
         let options = RegionOptions { role: RegionRole::Kv, peer_writable: true, leased: false };
         let region = self.agent.register(Arc::clone(&memory), options)?;
-        self.data = Some(Data { shape, memory, _region: region });
+        self.data = Some(Data { contents, memory, _region: region });
         Ok(())
     }
 }
 
 impl Data {
-    /// Checks all lanes. Each seed is that of a group of lanes whose source is one memory.
+    fn fill(&self, filling: Filling) -> Result<()> {
+        match (filling, &self.contents) {
+            (Filling::Data(seed), Contents::Rank(rank)) => rank.fill(&self.memory, seed),
+            (Filling::Data(seed) | Filling::Poison(seed), _) => pattern::fill(&self.memory, seed),
+        }
+    }
+
     fn check(&self, seeds: &[Seed], poison: Seed) -> Result<Option<pattern::WrongByte>> {
-        let group = usize::try_from(self.shape.lanes)?.checked_div(seeds.len()).context("no seeds")?;
-        for lane in 0..self.shape.lanes {
+        match &self.contents {
+            Contents::Pages(shape) => self.check_pages(shape, seeds, poison),
+            Contents::Rank(rank) => rank.check(&self.memory, *seeds.first().context("no seed")?, poison),
+        }
+    }
+
+    /// Checks all lanes. Each seed is that of a group of lanes whose source is one memory.
+    fn check_pages(&self, shape: &Shape, seeds: &[Seed], poison: Seed) -> Result<Option<pattern::WrongByte>> {
+        let group = usize::try_from(shape.lanes)?.checked_div(seeds.len()).context("no seeds")?;
+        for lane in 0..shape.lanes {
             let (index, seed) = (lane as usize % group.max(1), seeds.get(lane as usize / group.max(1)));
-            let span = self.shape.span_bytes();
+            let span = shape.span_bytes();
             let arrival = Arrival {
-                source: &self.shape.list(Side::Local, lane, index as u64 * span),
-                destination: &self.shape.list(Side::Remote, lane, u64::from(lane) * span),
-                slots: self.shape.slots,
+                source: &shape.list(Side::Local, lane, index as u64 * span),
+                destination: &shape.list(Side::Remote, lane, u64::from(lane) * span),
+                slots: shape.slots,
                 seed: *seed.context("fewer seeds than groups of lanes")?,
                 poison,
             };

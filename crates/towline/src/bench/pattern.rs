@@ -36,7 +36,8 @@ impl Seed {
         Self(mix(!self.0))
     }
 
-    fn word(self, offset: u64) -> u64 {
+    /// The word at `offset` of a memory that is filled with this.
+    pub(crate) fn word(self, offset: u64) -> u64 {
         mix(self.0 ^ (offset / WORD_BYTES).wrapping_mul(0x9fb2_1c65_1e98_df25))
     }
 }
@@ -122,6 +123,34 @@ pub(crate) fn check(memory: &Memory, arrival: &Arrival<'_>) -> Result<Option<Wro
     Ok(None)
 }
 
+/// The first word from `offset` on that differs from `expected`, in a destination that held `poison` before.
+///
+/// # Errors
+/// For a range outside the memory.
+pub(crate) fn check_bytes(
+    memory: &Memory,
+    (offset, expected): (u64, &[u8]),
+    poison: Seed,
+) -> Result<Option<WrongByte>> {
+    let mut found = vec![0; expected.len()];
+    memory.read_into(offset, &mut found)?;
+    Ok(first_difference(offset, expected, &found).map(|(offset, expected, found)| WrongByte {
+        offset,
+        expected,
+        found,
+        missing: found == poison.word(offset),
+    }))
+}
+
+/// The first word of a range that is not the poison any more, though nothing belongs there.
+///
+/// # Errors
+/// For a range outside the memory.
+pub(crate) fn check_untouched(memory: &Memory, range: (u64, u64), poison: Seed) -> Result<Option<WrongByte>> {
+    let wrong = differs(memory, range, (poison, range.0))?;
+    Ok(wrong.map(|(offset, expected, found)| WrongByte { offset, expected, found, missing: false }))
+}
+
 /// The first word of a range that differs from what `seed` gives from offset `from` on: offset, expected, found.
 fn differs(
     memory: &Memory,
@@ -133,13 +162,22 @@ fn differs(
         expect(&mut expected, seed, (from + (offset - start), size));
         found.resize(expected.len(), 0);
         memory.read_into(offset, &mut found)?;
-        if expected != found {
-            let pairs = expected.chunks_exact(8).zip(found.chunks_exact(8));
-            let wrong = (offset..).step_by(8).zip(pairs).find(|(_, (expected, found))| expected != found);
-            return Ok(wrong.map(|(at, (expected, found))| (at, word_of(expected), word_of(found))));
+        if let Some(wrong) = first_difference(offset, &expected, &found) {
+            return Ok(Some(wrong));
         }
     }
     Ok(None)
+}
+
+/// Of two runs of words that stand at `offset`: offset, expected, found.
+fn first_difference(offset: u64, expected: &[u8], found: &[u8]) -> Option<(u64, u64, u64)> {
+    if expected == found {
+        return None;
+    }
+    let pairs = expected.chunks_exact(8).zip(found.chunks_exact(8));
+    let (at, (expected, found)) =
+        (offset..).step_by(8).zip(pairs).find(|(_, (expected, found))| expected != found)?;
+    Some((at, word_of(expected), word_of(found)))
 }
 
 /// The bytes of `size` from `offset` on.

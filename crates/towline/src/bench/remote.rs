@@ -41,12 +41,17 @@ pub(crate) struct Remote {
 impl Remote {
     /// Connects, and makes sure that it is one of ours.
     pub(crate) fn connect(agent: &Agent, address: &str, kind: TransportKind) -> Result<Self> {
+        let remote = Self::introduce(agent, address, kind)?;
+        remote.look()?;
+        Ok(remote)
+    }
+
+    /// Connects; nothing has been transferred yet.
+    pub(crate) fn introduce(agent: &Agent, address: &str, kind: TransportKind) -> Result<Self> {
         let peer = connect(agent, address, kind)?;
         let control = peer.card().fence_region.context("the peer is no `towline bench kv --listen`")?;
         let page = Arc::new(Memory::allocate("bench-answer", CONTROL_BYTES)?);
-        let remote = Self { peer, page, control, number: random()? };
-        remote.look()?;
-        Ok(remote)
+        Ok(Self { peer, page, control, number: random()? })
     }
 
     /// The region of the data.

@@ -7,11 +7,12 @@ use super::SCHEMA;
 use super::baseline::{Change, Comparison};
 use super::machine::Machine;
 use super::row::Row;
+use super::start::Start;
 use crate::cli::Format;
 use crate::out;
 
 /// Width of the column that names the case.
-const TITLE: usize = 40;
+const TITLE: usize = 48;
 
 /// Writes for whoever started it.
 pub(crate) struct Reporter {
@@ -23,7 +24,7 @@ impl Reporter {
         Self { format }
     }
 
-    /// The machine; for people also the head of the table.
+    /// The machine.
     pub(crate) fn machine(&self, machine: &Machine) -> Result<()> {
         if self.format == Format::Json {
             return out::line(&with_kind("machine", &serde_json::to_value(machine)?));
@@ -43,7 +44,29 @@ impl Reporter {
         if machine.build == "debug" {
             out::line("a debug build: these figures say nothing about speed")?;
         }
-        out::line("GB/s at the median repetition, 10^9 bytes; limit: memcpy for shm, raw streams for tcp")?;
+        Ok(())
+    }
+
+    /// How long an agent takes to start.
+    pub(crate) fn start(&self, start: &Start) -> Result<()> {
+        if self.format == Format::Json {
+            return out::line(&with_kind("start", &serde_json::to_value(start)?));
+        }
+        out::line(&format!(
+            "an agent's start over {}: {:.2} ms to be ready, {:.2} to connect, {:.2} for the first 4 KiB; in all {:.2}",
+            start.transport, start.agent_ms, start.connect_ms, start.first_ms, start.total_ms
+        ))
+    }
+
+    /// For people, the head of the table.
+    pub(crate) fn head(&self) -> Result<()> {
+        if self.format == Format::Json {
+            return Ok(());
+        }
+        out::line(
+            "GB/s at the median repetition, 10^9 bytes; limit: the best round of the machine's own, a copy for shm, raw",
+        )?;
+        out::line("streams for tcp; CMA: the same by process_vm_readv or process_vm_writev")?;
         out::line("")?;
         out::line(&head())
     }
@@ -89,11 +112,12 @@ fn with_kind(kind: &str, value: &Value) -> String {
 
 fn head() -> String {
     format!(
-        "{:<TITLE$} {:>7} {:>7} {:>6} {:>24} {:>24} {:>8} {:>15} {:>5} {:>8}  {}",
+        "{:<TITLE$} {:>7} {:>7} {:>6} {:>7} {:>24} {:>24} {:>8} {:>15} {:>5} {:>8}  {}",
         "case",
         "GB/s",
         "limit",
         "share",
+        "CMA",
         "total us p50/p90/p99",
         "prep/post/wire us p50",
         "CPU s/GB",
@@ -115,11 +139,12 @@ fn line(row: &Row) -> String {
     };
     let evidence = row.receipt.as_ref().map_or_else(String::new, |receipt| receipt.evidence.to_string());
     format!(
-        "{:<TITLE$} {:>7.2} {:>7} {:>6} {:>24} {:>24} {:>8} {:>15} {:>5} {:>8}  {}",
+        "{:<TITLE$} {:>7.2} {:>7} {:>6} {:>7} {:>24} {:>24} {:>8} {:>15} {:>5} {:>8}  {}",
         row.title(),
         row.gb_per_s,
         optional(row.limit_gb_per_s, 2),
         row.share_of_limit.map_or("-".to_owned(), |share| format!("{:.0} %", share * 100.0)),
+        optional(row.cma_gb_per_s, 2),
         triple([row.total_us.p50, row.total_us.p90, row.total_us.p99]),
         triple([row.prepare_us.p50, row.post_us.p50, row.wire_us.p50]),
         optional(row.cpu_s_per_gb, 3),

@@ -6,7 +6,8 @@ use serde::Serialize;
 use towline_wire::receipt::Receipt;
 
 use super::SCHEMA;
-use super::flags::{Case, Order, Pattern};
+use super::case::Case;
+use super::flags::{Order, Pattern};
 use super::owner::Threads;
 use super::yardstick::Limit;
 use crate::value::ByteSize;
@@ -77,13 +78,15 @@ pub(crate) struct Row {
     pub(crate) peers: u32,
     pub(crate) batch: u32,
     pub(crate) order: Order,
-    /// Bytes of one transfer.
+    /// Bytes of one transfer; of all of a re-sharding's.
     pub(crate) size_bytes: u64,
     /// Bytes of a block; null for one contiguous piece.
     pub(crate) block_bytes: Option<u64>,
     pub(crate) model: Option<&'static str>,
     /// Tokens of the model's prompt.
     pub(crate) isl: Option<u32>,
+    /// From which ranks to which it moved, as `tp4:tp1`.
+    pub(crate) reshard: Option<String>,
     pub(crate) repeat: usize,
     /// Rounds of a repetition, back to back within the timer: more than one for small transfers.
     pub(crate) burst: u32,
@@ -95,9 +98,12 @@ pub(crate) struct Row {
     pub(crate) gb_per_s_best: f64,
     /// What the machine can do at most; null with the reason in `limit.note`.
     pub(crate) limit_gb_per_s: Option<f64>,
-    /// `gb_per_s / limit_gb_per_s`.
+    /// `gb_per_s / limit_gb_per_s`: the median repetition over the best that was seen of the machine.
     pub(crate) share_of_limit: Option<f64>,
     pub(crate) limit: Limit,
+    /// What cross-memory attach does with the same runs, beside shared memory; null with the reason in `cma.note`.
+    pub(crate) cma_gb_per_s: Option<f64>,
+    pub(crate) cma: Option<Limit>,
     /// Processor seconds of all processes for 10⁹ bytes; null where the kernel doesn't tell.
     pub(crate) cpu_s_per_gb: Option<f64>,
     /// Total time of a transfer.
@@ -111,7 +117,7 @@ pub(crate) struct Row {
     /// From posting to the last byte in place.
     pub(crate) wire_us: Spread,
     pub(crate) total_us: Spread,
-    /// Pieces of a transfer as asked for.
+    /// Pieces of a transfer as asked for; of all of a re-sharding's.
     pub(crate) descriptors: u64,
     /// Left when those that touch on both sides are one.
     pub(crate) descriptors_merged: u64,
@@ -124,7 +130,12 @@ pub(crate) struct Row {
 
 impl Row {
     /// From what was measured.
-    pub(crate) fn new(case: &Case, measured: Measured, limit: Limit, threads: Threads) -> Self {
+    pub(crate) fn new(
+        case: &Case,
+        measured: Measured,
+        (limit, cma): (Limit, Option<Limit>),
+        threads: Threads,
+    ) -> Self {
         let Measured { elapsed, burst, cpu, mut receipts, descriptors, verified } = measured;
         let bytes = case.bytes();
         let rate = |time: Option<Duration>| time.map_or(0.0, |time| gb_per_s(bytes, time));
@@ -149,10 +160,11 @@ impl Row {
             peers: case.peers,
             batch: case.batch,
             order: case.order,
-            size_bytes: case.shape.size_bytes(),
+            size_bytes: if case.reshard.is_some() { bytes } else { case.shape.size_bytes() },
             block_bytes: case.block_bytes,
             model: case.model.map(|(model, _)| model.name),
             isl: case.model.map(|(_, isl)| isl),
+            reshard: case.reshard.map(|reshard| reshard.to_string()),
             repeat: elapsed.len(),
             burst,
             copy_threads: threads.copy,
@@ -162,6 +174,8 @@ impl Row {
             limit_gb_per_s: limit.gb_per_s,
             share_of_limit: limit.gb_per_s.filter(|limit| *limit > 0.0).map(|limit| rate_at_median / limit),
             limit,
+            cma_gb_per_s: cma.as_ref().and_then(|cma| cma.gb_per_s),
+            cma,
             cpu_s_per_gb,
             p50_us: total_us.p50,
             p90_us: total_us.p90,
@@ -192,7 +206,9 @@ impl Row {
         if self.batch > 1 {
             title.push_str(&format!(" x{}", self.batch));
         }
-        if self.pattern != Pattern::OneToOne {
+        if let Some(reshard) = &self.reshard {
+            title.push_str(&format!(" {reshard}"));
+        } else if self.pattern != Pattern::OneToOne {
             title.push_str(&format!(" {} {}", self.pattern.as_str(), self.peers));
         }
         title
@@ -217,15 +233,23 @@ pub(crate) mod tests {
             order: Order::Random,
             block_bytes: Some(4096),
             model: None,
+            reshard: None,
             shape: Shape::blocks(1 << 20, 4096, Some(1)).unwrap(),
         };
-        let limit = Limit { gb_per_s: limit, kind: "memcpy", threads: 2, note: "test".into() };
+        let limit = Limit {
+            gb_per_s: limit,
+            gb_per_s_median: limit,
+            kind: "memcpy",
+            threads: 2,
+            note: "test".into(),
+            ways: Vec::new(),
+        };
         let elapsed = vec![Duration::from_secs_f64((1 << 20) as f64 / gb_per_s / 1e9); 3];
         let cpu = Some(Duration::from_millis(3));
         Row::new(
             &case,
             Measured { elapsed, cpu, burst: 1, verified: "full", ..Measured::default() },
-            limit,
+            (limit, None),
             Threads { copy: 2, streams: 2 },
         )
     }

@@ -11,15 +11,18 @@ use anyhow::{Context, Result, anyhow};
 use clap::ArgMatches;
 use towline_fabric::Agent;
 use towline_wire::auth::ClusterKey;
+use towline_wire::receipt::TransportKind;
 
 use super::baseline::Baseline;
+use super::case::Case;
 use super::child::OwnerProcess;
-use super::flags::{Case, KvArgs, Verify};
+use super::flags::{KvArgs, Verify};
 use super::links::{Ends, Links};
 use super::owner::{Threads, agent_config, random};
 use super::pattern::Seed;
 use super::report::Reporter;
 use super::row::{Measured, Row};
+use super::start::Start;
 use super::yardstick::Yardstick;
 use super::{chart, machine};
 use crate::cli::Global;
@@ -48,6 +51,12 @@ pub(crate) fn run(global: &Global, args: &KvArgs, matches: &ArgMatches) -> Resul
     let reporter = Reporter::new(global.format);
     reporter.machine(&machine::Machine::read())?;
     let mut rows = Vec::new();
+    for transport in [TransportKind::Shm, TransportKind::Tcp] {
+        if let Some(case) = cases.iter().find(|case| case.transport == transport) {
+            reporter.start(&session.start_of_an_agent(case)?)?;
+        }
+    }
+    reporter.head()?;
     for case in &cases {
         let row = session.measure(case)?;
         reporter.row(&row)?;
@@ -111,9 +120,17 @@ impl<'a> Session<'a> {
         let ends = Ends { agents: &self.agents, addresses: &addresses, pids: &pids };
         let mut links = Links::open(case, &ends)?;
         let threads = Threads::of(self.args);
-        let mut yardstick = Yardstick::new(case, &links, threads.copy)?;
+        let mut yardstick = Yardstick::new(case, &links, threads);
         let measured = self.repeat(case, &mut links, &mut yardstick)?;
-        Ok(Row::new(case, measured, yardstick.limit(case.transport), threads))
+        Ok(Row::new(case, measured, yardstick.limits(), threads))
+    }
+
+    /// How long agents take from their start to their first transfer over the case's wire.
+    fn start_of_an_agent(&mut self, case: &Case) -> Result<Start> {
+        self.people(case)?;
+        let own = self.children.first().map(|child| child.address.clone());
+        let address = own.or_else(|| self.args.connect.first().cloned()).context("no owner")?;
+        Start::measure(&self.key, &address, (case.transport, Threads::of(self.args)))
     }
 
     /// Agents and owners that the case needs and that aren't there yet.
@@ -129,7 +146,7 @@ impl<'a> Session<'a> {
     }
 
     fn room(&self, case: &Case) -> Result<()> {
-        let local = case.shape.span_bytes() * u64::from(case.batch) * u64::from(case.peers);
+        let local = case.memory_bytes();
         let here = if self.args.connect.is_empty() { 2 * local } else { local };
         machine::room_for(here + Yardstick::bytes(case))
     }
@@ -179,7 +196,7 @@ impl<'a> Session<'a> {
 
 #[cfg(test)]
 mod tests {
-    use towline_wire::receipt::{Op, TransportKind};
+    use towline_wire::receipt::Op;
 
     use super::*;
     use crate::bench::flags::{Order, Pattern};
@@ -199,6 +216,7 @@ mod tests {
                 order,
                 block_bytes: None,
                 model: None,
+                reshard: None,
                 shape,
             };
             burst(&case, repeat)

@@ -3,7 +3,7 @@
 use super::*;
 
 /// Words that some argument accepts; a new kind of value adds one here.
-const SAMPLES: [&str; 16] = [
+const SAMPLES: [&str; 17] = [
     "1",
     "on",
     "tcp",
@@ -20,6 +20,7 @@ const SAMPLES: [&str; 16] = [
     "one-to-one",
     "random",
     "llama-3.1-8b",
+    "tp4:tp1",
 ];
 
 fn sample(arg: &Arg) -> String {
