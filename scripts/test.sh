@@ -85,7 +85,9 @@ tests() {
 
 docs() { RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --all-features; }
 python_files() { git ls-files --cached --others --exclude-standard '*.py'; }
-python_checks() { python_files | xargs -r python3 scripts/check_python.py; }
+python_checks() {
+  python_files | xargs -r python3 scripts/check_python.py && python3 -m doctest scripts/bench_peers.py
+}
 deny() { cargo deny --locked check; }
 
 group "model"
