@@ -17,6 +17,10 @@ use rustix::net::{
 /// vanished is noticed within two minutes, without this process waking up for it.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
+/// Bytes under way on loopback, which the kernel doubles for its bookkeeping. Its own buffers grow to several MiB, which
+/// then go through memory twice; between hosts they have to.
+const LOOPBACK_BYTES: usize = 256 << 10;
+
 /// A connected or connecting stream.
 pub(crate) enum Socket {
     /// To any host.
@@ -72,7 +76,7 @@ impl Socket {
         }
     }
 
-    /// Small frames leave at once; vanished hosts are noticed.
+    /// Small frames leave at once; vanished hosts are noticed; within the host, what is under way stays in the caches.
     ///
     /// # Errors
     /// The kernel's.
@@ -83,6 +87,10 @@ impl Socket {
         sockopt::set_tcp_keepidle(stream, KEEPALIVE)?;
         sockopt::set_tcp_keepintvl(stream, KEEPALIVE)?;
         sockopt::set_tcp_keepcnt(stream, 3)?;
+        if !self.leaves_host() {
+            sockopt::set_socket_send_buffer_size(stream, LOOPBACK_BYTES)?;
+            sockopt::set_socket_recv_buffer_size(stream, LOOPBACK_BYTES)?;
+        }
         Ok(())
     }
 
