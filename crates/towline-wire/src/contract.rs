@@ -12,7 +12,7 @@ pub enum Requirement {
     /// Whatever works.
     #[default]
     Any,
-    /// Shared memory of one host.
+    /// Shared memory of one host, proved.
     SameHost,
     /// Remote direct memory access, proved.
     Rdma,
@@ -52,7 +52,7 @@ impl Contract {
     pub fn admits(&self, transport: TransportKind, evidence: &Evidence) -> Result<(), ContractViolation> {
         let met = match self.require {
             Requirement::Any => true,
-            Requirement::SameHost => transport == TransportKind::Shm,
+            Requirement::SameHost => transport == TransportKind::Shm && evidence.proves(),
             // No transport of this build carries RDMA; `ucx` and `libfabric` will bring their own evidence.
             Requirement::Rdma | Requirement::GpuDirect => false,
         };
@@ -158,6 +158,15 @@ mod tests {
             assert!(violation.to_string().contains("tcp"), "{violation}");
         }
         assert!(Contract::default().admits(TransportKind::Tcp, &evidence).is_ok());
+    }
+
+    #[test]
+    fn one_host_is_a_mapping_that_is_proved() {
+        let contract = Contract { require: Requirement::SameHost, ..Contract::default() };
+        let evidence = |class| Evidence { class, source: "mapping".into() };
+        let admits = |class| contract.admits(TransportKind::Shm, &evidence(class)).is_ok();
+        assert!(admits(EvidenceClass::LibraryExact) && admits(EvidenceClass::Counters));
+        assert!(!admits(EvidenceClass::LibraryCapability) && !admits(EvidenceClass::None));
     }
 
     #[test]

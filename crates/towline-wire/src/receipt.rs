@@ -65,7 +65,7 @@ pub enum EvidenceClass {
 pub struct Evidence {
     /// How strongly.
     pub class: EvidenceClass,
-    /// Where from: `mapping`, `socket`, `library`, `counters`.
+    /// Where from: `mapping`, `socket`, `library`, `counters`; `claim` of a transport that nobody checked.
     pub source: String,
 }
 
@@ -152,6 +152,6 @@ pub struct Receipt {
     pub violation: Option<String>,
     /// What supports `transport` and `bytes`.
     pub evidence: Evidence,
-    /// The evidence's source in one word, for people and scripts: `mapping`, `socket`, `library`, `counters`.
+    /// The evidence's source in one word, for people and scripts: `mapping`, `socket`, `library`, `counters`, `claim`.
     pub verified_by: String,
 }

@@ -42,7 +42,7 @@ use crate::error::{ConnectError, Reasons, StartError};
 use crate::io::Reactor;
 use crate::pending::Pending;
 use crate::region::{Memory, RegisterError};
-use crate::transport::{Capabilities, REGISTRY, Transport};
+use crate::transport::{Capabilities, Outside, REGISTRY, Transport};
 
 /// Most data streams to a peer, each with a thread: beyond, a host's cores are better spent elsewhere.
 const TCP_STREAMS_MAX: usize = 16;
@@ -75,6 +75,22 @@ impl Agent {
     /// # Errors
     /// [`StartError`].
     pub fn start(config: AgentConfig, owner: Arc<dyn Owner>) -> Result<Self, StartError> {
+        Self::start_with(config, owner, Vec::new())
+    }
+
+    /// As [`Agent::start`], with transports of the application's own, which are preferred to those of this build. Bytes
+    /// go over them like over any other; what they say of themselves is no proof ([`Evidence::proves`]) and meets no
+    /// contract that wants one.
+    ///
+    /// [`Evidence::proves`]: towline_wire::receipt::Evidence::proves
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn start_with(
+        config: AgentConfig,
+        owner: Arc<dyn Owner>,
+        transports: Vec<Arc<dyn Transport>>,
+    ) -> Result<Self, StartError> {
         let system = |step| move |error| StartError::System { step, error };
         let (listener, bound) = Listener::bind(config.listen)?;
         let (io, reactor) = Reactor::new().map_err(system("epoll"))?;
@@ -104,7 +120,7 @@ impl Agent {
             let thread = reactor.start(&name, panicked).map_err(system("starting an io thread"))?;
             running.threads.get_mut().unwrap_or_else(PoisonError::into_inner).push(thread);
         }
-        running.open_transports()?;
+        running.open_transports(transports)?;
         running.environment.io.spawn(listener.serve(&running.environment));
         Ok(Self(Arc::new(running)))
     }
@@ -170,7 +186,12 @@ impl std::fmt::Debug for Agent {
 }
 
 impl Running {
-    fn open_transports(&mut self) -> Result<(), StartError> {
+    fn open_transports(&mut self, outside: Vec<Arc<dyn Transport>>) -> Result<(), StartError> {
+        for transport in outside {
+            let available = Ok(transport.capabilities());
+            self.statuses.push(TransportStatus { kind: transport.kind(), available });
+            self.transports.push(Arc::new(Outside(transport)));
+        }
         for entry in &REGISTRY {
             let opened = (entry.open)(&self.environment);
             let available = opened.map(|transport| {

@@ -34,7 +34,9 @@ use crate::agent::Environment;
 use crate::error::SessionError;
 use crate::region::{Access, Memory, RegisterError};
 
+mod outside;
 mod slice;
+pub(crate) use outside::Outside;
 pub(crate) use slice::SliceParts;
 pub use slice::{Moved, Slice, SliceSink};
 
