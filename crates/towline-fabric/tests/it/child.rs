@@ -58,19 +58,8 @@ impl Serving {
         Self { child, address: words[1].into(), region: RegionId(words[2].parse().unwrap()) }
     }
 
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-        if signal == Signal::STOP {
-            eventually("every thread has stopped", || self.is_stopped());
-        }
-    }
-
-    fn is_stopped(&self) -> bool {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
-        tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap()).all(|stat| {
-            let state = stat.rsplit(')').next().unwrap().trim_start();
-            state.starts_with('T')
-        })
+    fn signal(&self, which: Signal) {
+        signal(&self.child, which);
     }
 }
 
@@ -79,6 +68,22 @@ impl Drop for Serving {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Sends a signal; of a stop it waits until no thread runs any more.
+pub(crate) fn signal(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).unwrap();
+    if signal == Signal::STOP {
+        eventually("every thread has stopped", || is_stopped(child));
+    }
+}
+
+fn is_stopped(child: &Child) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap();
+    tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap()).all(|stat| {
+        let state = stat.rsplit(')').next().unwrap().trim_start();
+        state.starts_with('T')
+    })
 }
 
 #[test]

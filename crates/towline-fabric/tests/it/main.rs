@@ -9,6 +9,7 @@ mod conformance;
 mod connect;
 mod contract;
 mod drain;
+mod faults;
 mod netns;
 mod raw;
 mod resources;

@@ -38,7 +38,7 @@ impl Raw {
         Self { stream, sealer: Sealer::new(client), opener: Opener::new(server) }
     }
 
-    fn accept(mut stream: TcpStream) -> (Self, Purpose) {
+    pub(crate) fn accept(mut stream: TcpStream) -> (Self, Purpose) {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut hello = [0; HELLO_BYTES];
         stream.read_exact(&mut hello).unwrap();
@@ -133,7 +133,7 @@ pub(crate) fn owner() -> RawOwner {
     RawOwner { address, data, control }
 }
 
-fn card() -> AgentCard {
+pub(crate) fn card() -> AgentCard {
     AgentCard {
         agent: name("raw-owner"),
         engine: EngineId::from_bytes([2; 16]),
