@@ -10,7 +10,7 @@ MODEL_FLAGS = --model-name SmolLM2-135M-Instruct --temperature 0.2 --top-p 0.9
 
 .PHONY: help
 help: ## list the targets
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
 
 .PHONY: up
 up: build ## fetch the model, build, and serve it here with prefill and decode in separate processes (ARGS='--aggregated')
@@ -40,6 +40,10 @@ fmt: ## format the code
 .PHONY: fuzz
 fuzz: ## fuzz every decoder with cargo-fuzz on nightly, a minute each (ARGS='600 ticket frame'); `make test` runs the stable form
 	@scripts/fuzz.sh $(ARGS)
+
+.PHONY: sanitize
+sanitize: ## loom, Miri and ThreadSanitizer, the last two on nightly, some minutes each (ARGS=miri); `make test` runs loom
+	@scripts/sanitize.sh $(ARGS)
 
 .PHONY: bench
 bench: build ## the benchmarks, in release, with the real model: run on a quiet machine (docs/benchmarks.md)

@@ -88,7 +88,20 @@ python_files() { git ls-files --cached --others --exclude-standard '*.py'; }
 python_checks() {
   python_files | xargs -r python3 scripts/check_python.py && python3 -m doctest scripts/bench_peers.py
 }
-deny() { cargo deny --locked check; }
+
+# What may enter the tree, and what is known against what has. The second asks a database on GitHub.
+dependencies() {
+  if ! cargo deny --version >/dev/null 2>&1; then
+    skip "dependencies (cargo deny)" "cargo-deny is not installed: cargo install cargo-deny"
+    return
+  fi
+  run "dependencies (cargo deny)" cargo deny --locked check bans licenses sources
+  if cargo deny --locked fetch db >/dev/null 2>&1; then
+    run "advisories (cargo deny)" cargo deny --locked --offline check advisories
+  else
+    skip "advisories (cargo deny)" "the advisory database can't be fetched"
+  fi
+}
 
 group "model"
 fetch_model
@@ -96,12 +109,10 @@ endgroup
 run "lint" scripts/lint.sh
 run "python" python_checks
 run "tests" tests
+run "interleavings (loom)" scripts/sanitize.sh loom
+skip "Miri, ThreadSanitizer" "minutes each, and on nightly: make sanitize"
 run "documentation" docs
-if cargo deny --version >/dev/null 2>&1; then
-  run "dependencies (cargo deny)" deny
-else
-  skip "dependencies (cargo deny)" "cargo-deny is not installed: cargo install cargo-deny"
-fi
+dependencies
 run "release build" cargo build --release --locked -p towline
 run "official OpenAI client" scripts/openai_client.sh
 finish

@@ -26,6 +26,7 @@ mod error;
 mod io;
 mod pending;
 pub mod region;
+mod sync;
 pub mod transport;
 
 pub use agent::{

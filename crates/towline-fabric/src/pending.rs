@@ -6,11 +6,12 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use crate::io::look_around;
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// A value that another thread will bring. Completes exactly once; after it was taken, it stays empty.
 #[derive(Debug)]

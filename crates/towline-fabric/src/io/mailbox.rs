@@ -1,10 +1,11 @@
 //! What other threads hand to the sessions of one path.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use super::{Io, SessionId};
 use crate::error::SessionError;
+use crate::sync::{Mutex, MutexGuard};
 
 /// A bounded queue in front of one or several sessions. Each takes what it has room for; one that found nothing is
 /// *idle*, and pushing pokes one idle session, so that a single thing wakes a single thread. A session that has no room

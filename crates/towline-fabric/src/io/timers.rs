@@ -4,10 +4,11 @@
 //! equal deadlines cost no wake-ups. Ending in time takes the entry out, so the book holds what is pending and no more.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Instant;
 
 use super::SessionId;
+use crate::sync::{Mutex, MutexGuard};
 
 /// Something with a deadline that is no session.
 pub(crate) trait Timed: Send + Sync {
@@ -41,7 +42,7 @@ struct Book {
 
 impl Timers {
     pub(super) fn new(waker: Arc<mio::Waker>) -> Self {
-        Self { book: Mutex::default(), waker }
+        Self { book: Mutex::new(Book::default()), waker }
     }
 
     /// Has `target` told at `when`.

@@ -122,7 +122,8 @@ fn oversized_cards_are_refused_on_both_sides() {
 #[test]
 fn a_cut_card_never_decodes_to_the_whole_one() {
     let bytes = card().encode();
-    for length in 0..bytes.len() {
+    // Under Miri some of the cuts: each takes it a second.
+    for length in (0..bytes.len()).step_by(if cfg!(miri) { 97 } else { 1 }) {
         assert!(EngineCard::decode(&bytes[..length]).is_err(), "cut to {length} bytes");
     }
 }

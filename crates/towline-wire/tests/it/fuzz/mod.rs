@@ -45,8 +45,8 @@ const TARGETS: &[Target] = &[
 
 /// Inputs that are random, or seeds with several mutations, half and half; `TOWLINE_INPUTS` asks for more.
 const RANDOM_INPUTS: u64 = 20_000;
-/// Most truncations, and most flips, tried of one seed: more are sampled.
-const SAMPLES: usize = 1_500;
+/// Most truncations, and most flips, tried of one seed: more are sampled. Miri takes milliseconds for each.
+const SAMPLES: usize = if cfg!(miri) { 8 } else { 1_500 };
 /// Longest random input in bytes.
 const LENGTH_MAX: u64 = 300;
 
