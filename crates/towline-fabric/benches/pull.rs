@@ -1,6 +1,7 @@
-//! How fast one process pulls from another: `cargo bench -p towline-fabric --bench pull [-- shm|tcp]`.
+//! How fast one process pulls from another: `cargo bench -p towline-fabric --bench pull [-- shm|cma|tcp] [huge]`.
 //!
 //! One JSON line a case, then the table is yours. The owner is this binary, run again; both share the machine's cores.
+//! `cma` is shm to foreign memory. With `huge` memory has huge pages if the host grants them, else a line says why not.
 //! Cases: a prompt's KV (128 blocks of 360 KiB, in random order, 45 MiB), 256 MiB, 64 KiB and 4 KiB in one piece, and
 //! 45 MiB in pages of 4 KiB.
 //!
@@ -20,17 +21,20 @@
 #![expect(
     clippy::unwrap_used,
     clippy::print_stdout,
+    clippy::print_stderr,
     reason = "a benchmark: what fails stops it, and it prints"
 )]
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Stdio};
+use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use towline_fabric::{
-    Agent, AgentConfig, ConnectOptions, Limits, Memory, Owner, Peer, RegionOptions, ShmConfig,
-    TransferRequest, TransportChoice,
+    Access, Agent, AgentConfig, ConnectOptions, Limits, Memory, MemoryOptions, Owner, Pages, Peer,
+    RegionOptions, ShmConfig, TransferRequest, TransportChoice,
 };
 use towline_wire::auth::{ClusterKey, Identity};
 use towline_wire::blocks::{BlockList, Extent};
@@ -66,40 +70,61 @@ impl Owner for Anything {
     fn handle_peer_gone(&self, _: &Identity) {}
 }
 
+/// Word, transport, and which of the owner's regions.
+const WAYS: [(&str, TransportKind, usize); 3] =
+    [("shm", TransportKind::Shm, 0), ("cma", TransportKind::Shm, 1), ("tcp", TransportKind::Tcp, 0)];
+
+/// Whether the command line has the word.
+fn told(word: &str) -> bool {
+    std::env::args().any(|argument| argument == word)
+}
+
 fn main() {
-    let arguments: Vec<String> = std::env::args().collect();
-    if arguments.iter().any(|word| word == "serve") {
+    if told("serve") {
         return serve();
     }
-    let chosen = |kind: &TransportKind| match arguments.iter().find_map(|word| TransportKind::parse(word)) {
-        Some(wanted) => wanted == *kind,
-        None => true,
-    };
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .arg("serve")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let all = WAYS.iter().all(|(way, ..)| !told(way));
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.arg("serve").args(told("huge").then_some("huge"));
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let (address, region) = line.trim().split_once(' ').unwrap();
-    let region = RegionId(region.parse().unwrap());
+    let words: Vec<&str> = line.split_whitespace().collect();
     let reader = agent("bench-reader");
     copy_here();
-    for kind in [TransportKind::Shm, TransportKind::Tcp].into_iter().filter(chosen) {
+    for (way, kind, region) in WAYS.into_iter().filter(|(way, ..)| all || told(way)) {
         let transport = TransportChoice::Only(kind);
         let options = ConnectOptions { transport, ..ConnectOptions::default() };
         let started = Instant::now();
-        let peer = reader.connect(address, options).wait(PATIENCE).unwrap().unwrap();
+        let peer = reader.connect(words[0], options).wait(PATIENCE).unwrap().unwrap();
         let connect_ms = started.elapsed().as_secs_f64() * 1e3;
-        println!("{}", serde_json::json!({ "transport": kind.as_str(), "connect_ms": connect_ms }));
+        println!("{}", serde_json::json!({ "transport": way, "connect_ms": connect_ms }));
         for case in CASES {
-            measure(&peer, region, case);
+            measure(&peer, (way, RegionId(words[1 + region].parse().unwrap())), case);
         }
     }
     drop(child.stdin.take());
     child.wait().unwrap();
+}
+
+/// Own memory.
+fn memory(bytes: u64) -> Arc<Memory> {
+    let pages = if told("huge") { Pages::HugeIfGranted } else { Pages::Normal };
+    let memory = Memory::allocate_with("bench", bytes, MemoryOptions { pages, ..MemoryOptions::default() });
+    let memory = memory.unwrap();
+    if let Some(why) = memory.why_normal_pages() {
+        eprintln!("{why}");
+    }
+    Arc::new(memory)
+}
+
+/// Somebody else's.
+#[expect(unsafe_code, reason = "it wraps a pointer")]
+fn foreign(bytes: u64) -> Arc<Memory> {
+    let buffer: Arc<Vec<AtomicU64>> = Arc::new((0..bytes / 8).map(AtomicU64::new).collect());
+    let base = NonNull::new(buffer.as_ptr().cast_mut().cast()).unwrap();
+    // SAFETY: atomics, kept by the guard, to which nobody else has a reference.
+    Arc::new(unsafe { Memory::foreign(base, bytes, Access::PeersRead, buffer) }.unwrap())
 }
 
 /// What one thread of this machine copies from memory to memory: the yardstick.
@@ -117,12 +142,13 @@ fn copy_here() {
 
 fn serve() {
     let agent = agent("bench-owner");
-    let memory = Arc::new(Memory::allocate("bench", REGION).unwrap());
-    for at in (0..REGION).step_by(4096) {
-        memory.write_from(at, &at.to_le_bytes()).unwrap();
-    }
-    let region = agent.register(memory, RegionOptions::default()).unwrap();
-    println!("{} {}", agent.address(), region.id());
+    let regions = [memory(REGION), foreign(REGION)].map(|memory| {
+        for at in (0..REGION).step_by(4096) {
+            memory.write_from(at, &at.to_le_bytes()).unwrap();
+        }
+        agent.register(memory, RegionOptions::default()).unwrap()
+    });
+    println!("{} {} {}", agent.address(), regions[0].id(), regions[1].id());
     std::io::stdout().flush().unwrap();
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
@@ -146,10 +172,10 @@ fn agent(name: &str) -> Agent {
 
 fn measure(
     peer: &Peer,
-    region: RegionId,
+    (way, region): (&str, RegionId),
     (name, block_bytes, count, random, rounds): (&str, u64, u32, bool, usize),
 ) {
-    let local = Arc::new(Memory::allocate("bench", block_bytes * u64::from(count)).unwrap());
+    let local = memory(block_bytes * u64::from(count));
     let list = |indices| BlockList { group: 0, bases: vec![0], block_bytes, stride: block_bytes, indices };
     let mut indices: Vec<u32> = (0..count).collect();
     if random {
@@ -175,7 +201,7 @@ fn measure(
         })
         .collect();
     check(&local, block_bytes, &indices);
-    report(peer.transport().as_str(), (name, local.len()), &mut times);
+    report(way, (name, local.len()), &mut times);
 }
 
 fn report(transport: &str, (case, bytes): (&str, u64), times: &mut Vec<f64>) {

@@ -3,13 +3,13 @@
 //! **What it is.** An [`Agent`] registers [`Memory`], publishes a card, connects to peers over the best transport
 //! that reaches them, and posts transfers of block lists. Each transfer ends with a receipt (which wire, how many
 //! bytes, counted where they moved) or with a typed error, within its deadline. Two transports are built in: `shm`
-//! maps the peer's memory, `tcp` goes anywhere.
+//! maps the peer's memory, or has the kernel copy it, `tcp` goes anywhere.
 //!
 //! **What it may not do.** No async runtime (callers await, poll or wait: [`Pending`]); no environment, no flags, no
 //! printing; no knowledge of models, tokens or HTTP. `unsafe` lives in `region/` alone. An idle agent uses no CPU.
 //!
 //! **Threads.** `towline-io` waits for control sessions and deadlines; it and `towline-io-N` share the data streams;
-//! `towline-copy-N` copy over shared memory. Callbacks of [`Owner`] run on the io threads.
+//! `towline-copy-N` copy over shared memory; `towline-linger` waits, when an agent stops, for who still reads foreign memory. Callbacks of [`Owner`] run on the io threads.
 //!
 //! **Words.**
 //! - *transport*: a way to move bytes; *path*: one peer over one transport.
@@ -36,4 +36,4 @@ pub use agent::{
 };
 pub use error::{ConnectError, ControlError, Reasons, StartError, TransferError};
 pub use pending::Pending;
-pub use region::{Access, Memory, RangeError, RegisterError};
+pub use region::{Access, Memory, MemoryOptions, Pages, RangeError, RegisterError};

@@ -13,7 +13,7 @@ pub const RECEIPT_SCHEMA: u32 = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TransportKind {
-    /// A mapping of the peer's memory.
+    /// The peer's memory on the same host: mapped, or copied by the kernel between the two processes.
     Shm,
     /// TCP streams.
     Tcp,
@@ -65,7 +65,9 @@ pub enum EvidenceClass {
 pub struct Evidence {
     /// How strongly.
     pub class: EvidenceClass,
-    /// Where from: `mapping`, `socket`, `library`, `counters`; `claim` of a transport that nobody checked.
+    /// Where from: `mapping`, `cma` (the kernel copied between two processes and says how much), `socket`, `library`,
+    /// `counters`; of a path that reaches its regions in both of the first ways, `mapping+cma`; `claim` of a transport that
+    /// nobody checked.
     pub source: String,
 }
 
@@ -152,6 +154,6 @@ pub struct Receipt {
     pub violation: Option<String>,
     /// What supports `transport` and `bytes`.
     pub evidence: Evidence,
-    /// The evidence's source in one word, for people and scripts: `mapping`, `socket`, `library`, `counters`, `claim`.
+    /// The evidence's source in one word, for people and scripts: `mapping`, `cma`, `socket`, `library`, `counters`, `claim`.
     pub verified_by: String,
 }

@@ -28,7 +28,8 @@ pub enum ShmConfig {
 /// Bounds of one agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Authenticated sessions from peers at a time. Default 4096: 1,000 peers with a control session and three streams.
+    /// Authenticated sessions from peers at a time, and foreign regions that they have the address of. Default 4096: 1,000
+    /// peers with a control session and three streams.
     pub sessions: usize,
     /// Connections that have not proved themselves yet. Default 64: each may last 2 s and costs one file.
     pub unauthenticated: usize,
@@ -89,7 +90,8 @@ pub enum RegionRole {
 pub struct RegionOptions {
     /// What it is for.
     pub role: RegionRole,
-    /// Whether peers may write into it; the memory must be made with [`Access::PeersWrite`](crate::region::Access).
+    /// Whether peers may write into it; the memory must be made, or wrapped, with
+    /// [`Access::PeersWrite`](crate::region::Access).
     pub peer_writable: bool,
     /// Whether each request must name a lease, which [`Owner::admit`] then judges.
     pub leased: bool,

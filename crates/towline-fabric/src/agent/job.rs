@@ -263,7 +263,7 @@ impl Job {
         let wire = self.started.elapsed();
         let post = state.post.unwrap_or(wire);
         let seconds = (plan.prepare + wire).as_secs_f64();
-        let evidence = peer.path.evidence();
+        let evidence = peer.path.evidence_of(plan.region);
         #[expect(clippy::cast_precision_loss, reason = "a rate; 2^53 bytes are exact")]
         let rate = if seconds > 0.0 { moved as f64 / seconds / 1e9 } else { 0.0 };
         Ok(Receipt {

@@ -128,7 +128,7 @@ impl Agent {
     /// Makes memory a region that peers may read, and write if `options` say so, until the [`Region`] is dropped.
     ///
     /// # Errors
-    /// [`RegisterError::Sealed`], [`RegisterError::Foreign`], [`RegisterError::TooMany`].
+    /// [`RegisterError::Sealed`], [`RegisterError::Peers`], [`RegisterError::TooMany`].
     pub fn register(&self, memory: Arc<Memory>, options: RegionOptions) -> Result<Region, RegisterError> {
         Region::register(&self.0.environment, &self.0.transports, memory, options)
     }

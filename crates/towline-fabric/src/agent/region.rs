@@ -12,11 +12,13 @@ use super::config::{RegionOptions, RegionRole};
 use super::environment::Environment;
 use crate::region::{Access, Memory, RegisterError};
 use crate::transport::Transport;
+use crate::transport::shm::Lent;
 
 /// Memory that peers may address. Dropping it deregisters: requests that the owner serves (tcp) are refused from
 /// then on with `UnknownRegion`, and new peers no longer see it. A peer that mapped it (shm) can still read the
 /// bytes: the fence, whose generation the owner changes before it reuses blocks, is the guard there. The memory itself
-/// lives until the last transfer and the last served request let go of it.
+/// lives until the last transfer and the last served request let go of it; foreign memory also until the last peer of
+/// this host has: each is asked to now, and answers within a slice's copy, or when its process ends.
 pub struct Region {
     entry: Arc<RegionEntry>,
     environment: Arc<Environment>,
@@ -31,8 +33,8 @@ impl Region {
         options: RegionOptions,
     ) -> Result<Self, RegisterError> {
         let access = if options.peer_writable { Access::PeersWrite } else { Access::PeersRead };
-        if !memory.is_writable() {
-            return Err(RegisterError::Foreign);
+        if memory.is_peers() {
+            return Err(RegisterError::Peers);
         }
         if access == Access::PeersWrite && memory.access() != access {
             return Err(RegisterError::Sealed);
@@ -42,7 +44,7 @@ impl Region {
         for transport in transports {
             keys.push((transport.kind(), transport.register(id, &memory, access)?));
         }
-        let entry = Arc::new(RegionEntry { id, memory, options, keys });
+        let entry = Arc::new(RegionEntry { id, memory, options, keys, lent: Lent::default() });
         let region = Self {
             entry: Arc::clone(&entry),
             environment: Arc::clone(environment),
@@ -75,6 +77,7 @@ impl Drop for Region {
         for transport in &self.transports {
             transport.deregister(self.entry.id);
         }
+        self.entry.lent.recall();
     }
 }
 
@@ -83,6 +86,8 @@ pub(crate) struct RegionEntry {
     pub(crate) id: RegionId,
     pub(crate) memory: Arc<Memory>,
     pub(crate) options: RegionOptions,
+    /// Which peers have the address of foreign memory.
+    pub(crate) lent: Lent,
     keys: Vec<(TransportKind, Vec<u8>)>,
 }
 

@@ -23,7 +23,7 @@ pub struct TransportTraffic {
 /// An agent's counters at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AgentStats {
-    /// Authenticated sessions from peers now.
+    /// Authenticated sessions from peers now, and foreign regions that they have the address of.
     pub sessions: u64,
     /// Connections that have not proved themselves yet, now.
     pub unauthenticated: u64,

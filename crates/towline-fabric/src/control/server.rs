@@ -58,7 +58,7 @@ impl ControlServer {
                 owner.handle_notify(&self.peer, payload);
                 return Ok(());
             }
-            Body::Card(_) | Body::Refused(_) | Body::Done(_) => {
+            Body::Card(_) | Body::Refused(_) | Body::Done(_) | Body::ForeignRegion(_) => {
                 return Err(SessionError::Protocol("an answer that was not asked for".into()));
             }
         };

@@ -365,7 +365,7 @@ mod tests {
     #[test]
     fn files_arrive_with_their_frames_and_strangers_cannot_attach_any() {
         let (mut client, mut server, _raw) = channels();
-        let file = || Memory::allocate("file", 1).unwrap().fd().try_clone_to_owned().unwrap();
+        let file = || Memory::allocate("file", 1).unwrap().fd().unwrap().try_clone_to_owned().unwrap();
         server.accept_files();
         for word in [b"a", b"b"] {
             client.send_with_file(FrameKind::Control, word, Some(file())).unwrap();

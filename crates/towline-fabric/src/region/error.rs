@@ -24,18 +24,35 @@ pub enum RegisterError {
         /// Its error.
         errno: rustix::io::Errno,
     },
+    /// The host has not enough huge pages left, or can't keep their seals: reserve more (`vm.nr_hugepages`), or take
+    /// normal ones. `ENOSPC` and `ENOMEM`: too few; `EOPNOTSUPP`: Linux before 5.13; `EINVAL`: before 4.16.
+    #[error("no huge pages for a region of {len} bytes ({step}: {errno})")]
+    HugePages {
+        /// Bytes asked for.
+        len: u64,
+        /// The system call.
+        step: &'static str,
+        /// Its error.
+        errno: rustix::io::Errno,
+    },
+    /// No such bytes can be in this process: the pointer or the length is wrong.
+    #[error("{len} bytes from that address pass the end of the address space")]
+    Wraps {
+        /// Bytes named.
+        len: u64,
+    },
     /// The peer passed a file that it could still shrink; it is not mapped.
     #[error("the peer's memory is not sealed against resizing")]
     Unsealed,
     /// The mapping does not show what the card promised: it is not the memory of the agent that sent the card.
     #[error("the mapping does not carry the nonce of the peer's card")]
     NotThePeers,
-    /// Peers can write only into memory made for it; allocate it with [`Access::PeersWrite`](super::Access).
-    #[error("the memory is sealed against writes of peers")]
+    /// Peers can write only into memory made for it, with [`Access::PeersWrite`](super::Access).
+    #[error("the memory is not made for writes of peers")]
     Sealed,
     /// A memory that belongs to a peer cannot be offered to others.
     #[error("the memory is a peer's, mapped here")]
-    Foreign,
+    Peers,
     /// Deregister regions first.
     #[error("an agent has at most {limit} regions")]
     TooMany {

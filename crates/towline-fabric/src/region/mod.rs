@@ -1,153 +1,117 @@
 //! Memory that peers may address.
 //!
-//! [`Memory`] is the bytes: an anonymous file (`memfd`) that is allocated, sealed against resizing and mapped, so that
-//! a peer on the same host can map it too and trust its size. Registering it with an agent makes it a region.
+//! [`Memory`] is the bytes. Registering it with an agent makes it a region. It is of one of two kinds:
+//! - *own*: an anonymous file (`memfd`) that is allocated, sealed against resizing and mapped, so that a peer on the same
+//!   host can map it too and trust its size (`mapping.rs`; `pages.rs` says with which pages);
+//! - *foreign*: a pointer and a length into memory that somebody else made, an engine's own buffer (`foreign.rs`). It has
+//!   no file; peers of the same host have the kernel copy it between the two processes (`process/`).
 //!
 //! **Concurrency.** A transfer may write a range while the owner reads another, and a peer process may write into a
 //! region made for it. No safe slice of the memory is therefore ever handed out: safe access copies, through
 //! [`Memory::read_into`] and [`Memory::write_from`]; an engine that keeps blocks apart by its own bookkeeping uses the
 //! unsafe [`Memory::bytes`] and argues why.
 //!
-//! **Proof.** Behind its bytes each memory has one more page, with a random nonce. The nonce travels in the card, over
-//! the authenticated control session; the file travels over a Unix socket. A peer that reads the card's nonce through
-//! its mapping has shown that the mapping is the memory the card speaks of, whatever sockets and namespaces lay between.
+//! **Proof.** Each memory has a random nonce: own memory in one more page behind its bytes, foreign memory beside itself.
+//! The nonce travels in the card, over the authenticated control session; the file, or the address, travels over a Unix
+//! socket. A peer that reads the card's nonce through its mapping, or out of the process at that address, has shown that
+//! what it reached is the memory the card speaks of, whatever sockets and namespaces lay between.
 //!
-//! **Foreign memory** (an engine's own buffer, device memory) will be further constructors here; transports see only
-//! what [`Memory`] offers them.
-#![expect(unsafe_code, reason = "maps memory and copies it by address")]
+//! Memory of a device will be a further kind; transports see only what [`Memory`] offers them.
+#![expect(unsafe_code, reason = "maps memory, and copies it by address here and in other processes")]
 
 mod copy;
 mod error;
+mod foreign;
 mod io;
 mod loan;
+mod mapping;
+mod pages;
+mod process;
 
 pub(crate) use copy::{Piece, Stores};
 pub use error::{RangeError, RegisterError};
+pub(crate) use foreign::Place;
 pub(crate) use io::Payload;
 pub(crate) use loan::Loans;
+pub use pages::Pages;
+pub(crate) use process::{Process, ProcessMemory, ReachError, peer_pid};
 
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use foreign::Foreign;
+use mapping::Mapping;
+
 /// Largest single region: 1 TiB, more than a host's memory here, so that offsets never overflow.
 pub const REGION_BYTES_MAX: u64 = 1 << 40;
 
-/// A mapped, sealed memfd. Unmapped when dropped; the agent keeps it alive while a transfer uses it.
+/// Bytes that peers may address; the agent keeps it alive while a transfer uses it.
 #[derive(Debug)]
 pub struct Memory {
     base: NonNull<u8>,
     len: usize,
-    fd: OwnedFd,
     writable: bool,
     access: Access,
     nonce: Nonce,
+    backing: Backing,
 }
 
-/// What proves that a mapping is the memory a card speaks of.
+/// What keeps the bytes in their place, and is let go of when the memory is dropped.
+#[derive(Debug)]
+enum Backing {
+    /// A file made here.
+    Own(Mapping),
+    /// A peer's file.
+    Peer(Mapping),
+    /// Somebody else's, in this process.
+    Foreign(Foreign),
+}
+
+/// What proves that a mapping, or an address, is the memory a card speaks of.
 pub type Nonce = [u8; NONCE_BYTES];
 
 /// Bytes of a [`Nonce`]: random, so never equal by chance.
 pub const NONCE_BYTES: usize = 16;
 
-/// Size of the page behind the bytes that carries the nonce, and the unit to which the bytes before it are rounded.
-const PAGE: u64 = 4096;
-
-/// What peers that map the memory may do. Fixed by the kernel's seals when the memory is made.
+/// What peers of this host may do with the memory. Of own memory fixed by the kernel's seals when it is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
-    /// Read it: nobody but this process's own mapping can ever write.
+    /// Read it: through a mapping nobody but this process can ever write.
     #[default]
     PeersRead,
     /// Read and write it: for regions made to receive.
     PeersWrite,
 }
 
-// SAFETY: the mapping belongs to this value alone, stays where it is until drop, and every access through `&self`
-// is either a raw copy or unsafe with its caller's argument for exclusion.
+/// How own memory is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryOptions {
+    /// What peers may do.
+    pub access: Access,
+    /// Which pages it is to have.
+    pub pages: Pages,
+}
+
+// SAFETY: the bytes stay where they are until drop (own: this value's mapping; foreign: the constructor's contract), and
+// every access through `&self` is either a raw copy or unsafe with its caller's argument for exclusion.
 unsafe impl Send for Memory {}
 // SAFETY: as above; no method hands out a reference to the bytes without the caller's argument.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Allocates `len` zeroed bytes that peers may read, and seals their size. `name` shows in `/proc/PID/maps`.
-    ///
-    /// # Errors
-    /// As [`Memory::allocate_for`].
-    pub fn allocate(name: &str, len: u64) -> Result<Self, RegisterError> {
-        Self::allocate_for(name, len, Access::PeersRead)
-    }
-
-    /// Allocates `len` zeroed bytes for what `access` says, and seals their size.
-    ///
-    /// # Errors
-    /// [`RegisterError::Size`] for zero or more than [`REGION_BYTES_MAX`]; [`RegisterError::Allocate`] with the
-    /// kernel's reason, `ENOMEM` and `ENOSPC` included: the pages are reserved here, not at first touch.
-    pub fn allocate_for(name: &str, len: u64, access: Access) -> Result<Self, RegisterError> {
-        let size = size_of(len)?;
-        let failed = |step| move |errno| RegisterError::Allocate { len, step, errno };
-        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-            .map_err(failed("memfd_create"))?;
-        rustix::fs::ftruncate(&fd, file_bytes(len)).map_err(failed("ftruncate"))?;
-        rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, file_bytes(len))
-            .map_err(failed("fallocate"))?;
-        let nonce = fresh_nonce().map_err(failed("getrandom"))?;
-        rustix::io::pwrite(&fd, &nonce, file_bytes(len) - PAGE).map_err(failed("pwrite"))?;
-        // Populated: the pages exist already, and a transfer into them then takes no faults.
-        let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        let base = map(&fd, len, ProtFlags::READ | ProtFlags::WRITE, flags).map_err(failed("mmap"))?;
-        let mut seals = SealFlags::SHRINK | SealFlags::GROW;
-        if access == Access::PeersRead {
-            // After our own writable mapping exists: peers can then map for reading only.
-            seals |= SealFlags::FUTURE_WRITE;
-        }
-        let memory = Self { base, len: size, fd, writable: true, access, nonce };
-        rustix::fs::fcntl_add_seals(&memory.fd, seals).map_err(failed("fcntl(F_ADD_SEALS)"))?;
-        Ok(memory)
-    }
-
-    /// Maps a peer's memfd, after checking what makes that safe: it is sealed against shrinking (else a read could
-    /// die of `SIGBUS`) and has the promised size. Compare [`Memory::mapped_nonce`] with the card's before use.
-    ///
-    /// # Errors
-    /// [`RegisterError::Unsealed`] or [`RegisterError::Length`] when the peer's file is not what it must be;
-    /// [`RegisterError::Allocate`] when mapping fails.
-    pub fn map_peer(fd: OwnedFd, len: u64, access: Access) -> Result<Self, RegisterError> {
-        let size = size_of(len)?;
-        let failed = |step| move |errno| RegisterError::Allocate { len, step, errno };
-        let seals = rustix::fs::fcntl_get_seals(&fd).map_err(failed("fcntl(F_GET_SEALS)"))?;
-        if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
-            return Err(RegisterError::Unsealed);
-        }
-        let stat = rustix::fs::fstat(&fd).map_err(failed("fstat"))?;
-        if u64::try_from(stat.st_size) != Ok(file_bytes(len)) {
-            return Err(RegisterError::Length { promised: file_bytes(len), found: stat.st_size });
-        }
-        let writable = access == Access::PeersWrite;
-        let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        let base = map(&fd, len, protection, MapFlags::SHARED).map_err(failed("mmap"))?;
-        let mut memory = Self { base, len: size, fd, writable, access, nonce: [0; NONCE_BYTES] };
-        memory.nonce = memory.mapped_nonce();
-        Ok(memory)
-    }
-
     /// What was drawn when the memory was made; a card's key for transports that map.
     pub fn nonce(&self) -> &Nonce {
         &self.nonce
     }
 
-    /// The nonce as the mapping shows it now.
+    /// The nonce as it stands beside the bytes now.
     pub fn mapped_nonce(&self) -> Nonce {
-        let at = usize::try_from(file_bytes(self.len()) - PAGE).unwrap_or(self.len);
-        // SAFETY: the mapping has `file_bytes` bytes; the nonce's page is its last.
-        let source = unsafe { self.base.add(at) };
-        let mut nonce = [0; NONCE_BYTES];
-        // SAFETY: the page has 4096 bytes, `nonce` is exclusive and elsewhere.
-        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), nonce.as_mut_ptr(), NONCE_BYTES) };
-        nonce
+        match &self.backing {
+            Backing::Own(mapping) | Backing::Peer(mapping) => mapping.nonce(),
+            Backing::Foreign(foreign) => foreign.nonce(),
+        }
     }
 
     /// What peers may do.
@@ -155,9 +119,14 @@ impl Memory {
         self.access
     }
 
-    /// Whether this mapping takes writes: always for own memory, for a peer's only if it was made for them.
+    /// Whether it takes writes from here: always but for a peer's that was not made for them.
     pub fn is_writable(&self) -> bool {
         self.writable
+    }
+
+    /// Whether it is a peer's, mapped here.
+    pub fn is_peers(&self) -> bool {
+        matches!(self.backing, Backing::Peer(_))
     }
 
     /// Size in bytes.
@@ -170,17 +139,44 @@ impl Memory {
         self.len == 0
     }
 
-    /// The file, to be passed to a peer on the same host.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+    /// Bytes of the pages behind it: 2 MiB where the host granted huge ones. Of foreign memory, which this can't know,
+    /// the system's.
+    pub fn page_bytes(&self) -> u64 {
+        self.mapping().map_or_else(pages::system_bytes, Mapping::page_bytes)
+    }
+
+    /// Why memory that should have huge pages if they are granted has normal ones, in words for a log.
+    pub fn why_normal_pages(&self) -> Option<&str> {
+        self.mapping().and_then(Mapping::why_normal)
+    }
+
+    /// The file, to be passed to a peer on the same host; foreign memory has none.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.mapping().map(Mapping::fd)
+    }
+
+    /// Where foreign memory lies, for peers on the same host.
+    pub(crate) fn place(&self) -> Option<Place> {
+        match &self.backing {
+            Backing::Foreign(foreign) => Some(foreign.place(self.base)),
+            Backing::Own(_) | Backing::Peer(_) => None,
+        }
+    }
+
+    fn mapping(&self) -> Option<&Mapping> {
+        match &self.backing {
+            Backing::Own(mapping) | Backing::Peer(mapping) => Some(mapping),
+            Backing::Foreign(_) => None,
+        }
     }
 
     /// Enters the pages of `len` bytes from `offset`, a multiple of the page size, into this process's page table, so
-    /// that copying them later takes no faults. Only a hint: what can't be done now happens at first touch.
+    /// that copying them later takes no faults. Only a hint: what can't be done now happens at first touch, and foreign
+    /// memory is left as it is.
     pub fn populate(&self, offset: u64, len: u64) {
-        let Ok(start) = self.check(offset, len) else { return };
+        let (Ok(start), Some(_)) = (self.check(offset, len), self.mapping()) else { return };
         let size = usize::try_from(len).unwrap_or(0);
-        // SAFETY: `check` keeps the range inside the mapping.
+        // SAFETY: `check` keeps the range inside the memory.
         let at = unsafe { self.base.add(start) };
         let advice = rustix::mm::Advice::LinuxPopulateRead;
         // SAFETY: this value's own mapping; the advice reads pages and changes none. Kernels before 5.14 refuse it.
@@ -194,7 +190,7 @@ impl Memory {
     /// [`RangeError`] when the range leaves the memory.
     pub fn read_into(&self, offset: u64, into: &mut [u8]) -> Result<(), RangeError> {
         let start = self.check(offset, into.len() as u64)?;
-        // SAFETY: `check` keeps the range inside the mapping.
+        // SAFETY: `check` keeps the range inside the memory.
         let source = unsafe { self.base.add(start) };
         // SAFETY: source is valid for the length (above), `into` is exclusive and does not overlap the mapping.
         unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), into.as_mut_ptr(), into.len()) };
@@ -207,7 +203,7 @@ impl Memory {
     /// [`RangeError`] when the range leaves the memory or the memory is a peer's, mapped for reading.
     pub fn write_from(&self, offset: u64, from: &[u8]) -> Result<(), RangeError> {
         let start = self.check_writable(offset, from.len() as u64)?;
-        // SAFETY: `check_writable` keeps the range inside the mapping.
+        // SAFETY: `check_writable` keeps the range inside the memory.
         let target = unsafe { self.base.add(start) };
         // SAFETY: target is valid for writes of the length (above); `from` is a slice elsewhere.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), target.as_ptr(), from.len()) };
@@ -241,7 +237,7 @@ impl Memory {
     /// An aligned u64, read at once and before everything after it.
     ///
     /// # Errors
-    /// [`RangeError`] when the range leaves the memory or `offset` is no multiple of 8.
+    /// [`RangeError`] when the range leaves the memory or starts at no multiple of 8 (of `offset`, where the memory is own).
     pub fn load_u64(&self, offset: u64) -> Result<u64, RangeError> {
         Ok(self.atomic(offset)?.load(Ordering::Acquire))
     }
@@ -275,12 +271,12 @@ impl Memory {
 
     fn atomic(&self, offset: u64) -> Result<&AtomicU64, RangeError> {
         let start = self.check(offset, 8)?;
-        if start % 8 != 0 {
-            return Err(RangeError { offset, len: 8, memory_len: self.len(), writable: self.writable });
-        }
         // SAFETY: checked above.
         let at = unsafe { self.base.add(start) };
-        // SAFETY: inside the mapping and aligned (the base is page-aligned); every access to fence slots is atomic.
+        if !at.cast::<AtomicU64>().is_aligned() {
+            return Err(self.outside(offset, 8));
+        }
+        // SAFETY: inside the memory and aligned; every access to fence slots is atomic.
         Ok(unsafe { AtomicU64::from_ptr(at.as_ptr().cast()) })
     }
 
@@ -303,20 +299,6 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
-    fn drop(&mut self) {
-        let mapped = usize::try_from(file_bytes(self.len())).unwrap_or(self.len);
-        // SAFETY: this value's own mapping, of this length; no slice outlives `self`.
-        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), mapped) };
-        debug_assert!(unmapped.is_ok());
-    }
-}
-
-/// Size of the file behind a memory of `len` bytes: whole pages, and the nonce's.
-fn file_bytes(len: u64) -> u64 {
-    len.next_multiple_of(PAGE) + PAGE
-}
-
 fn size_of(len: u64) -> Result<usize, RegisterError> {
     let size = usize::try_from(len).ok().filter(|_| (1..=REGION_BYTES_MAX).contains(&len));
     size.ok_or(RegisterError::Size { len })
@@ -328,28 +310,9 @@ fn fresh_nonce() -> rustix::io::Result<Nonce> {
     Ok(nonce)
 }
 
-fn map(fd: &OwnedFd, len: u64, protection: ProtFlags, flags: MapFlags) -> rustix::io::Result<NonNull<u8>> {
-    let size = usize::try_from(file_bytes(len)).map_err(|_| rustix::io::Errno::NOMEM)?;
-    // SAFETY: a fresh shared mapping at an address of the kernel's choice touches no memory of ours.
-    let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), size, protection, flags, fd, 0) }?;
-    NonNull::new(base.cast()).ok_or(rustix::io::Errno::NOMEM)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_is_written_is_read_back_by_a_peer_mapping() {
-        let memory = Memory::allocate("test", 8192).unwrap();
-        memory.write_from(100, b"kv").unwrap();
-        let peer =
-            Memory::map_peer(memory.fd().try_clone_to_owned().unwrap(), 8192, Access::PeersRead).unwrap();
-        let mut seen = [0; 2];
-        peer.read_into(100, &mut seen).unwrap();
-        assert_eq!(&seen, b"kv");
-        assert!(peer.write_from(0, b"x").is_err(), "a peer's mapping is read-only");
-    }
 
     #[test]
     fn ranges_outside_are_refused_without_overflow() {
@@ -359,41 +322,5 @@ mod tests {
             assert!(memory.read_into(offset, &mut into).is_err(), "{offset}+{len}");
         }
         assert!(memory.load_u64(4).is_err(), "unaligned");
-    }
-
-    #[test]
-    fn a_file_that_can_shrink_is_not_mapped() {
-        let fd = rustix::fs::memfd_create("loose", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
-        rustix::fs::ftruncate(&fd, 4096).unwrap();
-        assert!(matches!(Memory::map_peer(fd, 4096, Access::PeersRead), Err(RegisterError::Unsealed)));
-    }
-
-    #[test]
-    fn a_wrong_promise_of_size_is_refused() {
-        let memory = Memory::allocate("test", 4096).unwrap();
-        let fd = memory.fd().try_clone_to_owned().unwrap();
-        assert!(matches!(Memory::map_peer(fd, 8192, Access::PeersRead), Err(RegisterError::Length { .. })));
-    }
-    #[test]
-    fn the_nonce_shows_through_the_mapping_and_differs_between_memories() {
-        let (memory, other) = (Memory::allocate("a", 5000).unwrap(), Memory::allocate("b", 5000).unwrap());
-        let peer =
-            Memory::map_peer(memory.fd().try_clone_to_owned().unwrap(), 5000, Access::PeersRead).unwrap();
-        assert_eq!(&peer.mapped_nonce(), memory.nonce());
-        assert_ne!(memory.nonce(), other.nonce());
-    }
-
-    #[test]
-    fn only_memory_made_for_it_can_be_mapped_for_writing() {
-        let sealed = Memory::allocate("sealed", 4096).unwrap();
-        let fd = sealed.fd().try_clone_to_owned().unwrap();
-        assert!(Memory::map_peer(fd, 4096, Access::PeersWrite).is_err(), "the kernel refuses");
-        let open = Memory::allocate_for("open", 4096, Access::PeersWrite).unwrap();
-        let fd = open.fd().try_clone_to_owned().unwrap();
-        let peer = Memory::map_peer(fd, 4096, Access::PeersWrite).unwrap();
-        peer.write_from(8, b"pushed").unwrap();
-        let mut seen = [0; 6];
-        open.read_into(8, &mut seen).unwrap();
-        assert_eq!(&seen, b"pushed");
     }
 }

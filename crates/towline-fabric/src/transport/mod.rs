@@ -70,6 +70,11 @@ pub trait Path: Send + Sync {
     /// What shows that bytes go this way.
     fn evidence(&self) -> Evidence;
 
+    /// What shows it for one region, where not all are reached alike: what receipts carry.
+    fn evidence_of(&self, _region: RegionId) -> Evidence {
+        self.evidence()
+    }
+
     /// Its devices or streams, local side to remote side, for receipts. [`Moved::rail`] counts them; more may join
     /// while the path lives, at most 64.
     fn rails(&self) -> Vec<String>;

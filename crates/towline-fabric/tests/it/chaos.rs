@@ -31,8 +31,9 @@ fn whatever_callers_do_holds_come_back_and_reported_data_is_right() {
         .unwrap()
         | 1;
     println!("seed {seed}");
-    for kind in KINDS {
-        let pair = Pair::over(kind, REGION, RegionOptions::default());
+    for case in CASES {
+        let kind = case.kind;
+        let pair = Pair::of(case, REGION, RegionOptions::default());
         for page in 0..REGION / PAGE {
             pair.region.memory().write_from(page * PAGE, &page.to_le_bytes()).unwrap();
         }
@@ -56,14 +57,14 @@ fn whatever_callers_do_holds_come_back_and_reported_data_is_right() {
 #[test]
 fn a_connection_cut_at_any_moment_ends_its_transfers_and_gives_holds_back() {
     let mut dice = Dice(0x5eed);
-    for (round, kind) in KINDS.iter().cycle().enumerate().take(24) {
-        let Pair { peer, region, owner, reader, .. } = Pair::over(*kind, REGION, RegionOptions::default());
+    for (round, case) in CASES.iter().cycle().enumerate().take(48) {
+        let Pair { peer, region, owner, reader, .. } = Pair::of(*case, REGION, RegionOptions::default());
         let id = region.id();
         let (mut owner, mut reader) = (Some((owner, region)), Some(reader));
         let holds: Vec<Weak<()>> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..3).map(|_| scope.spawn(|| until_cut(&peer, id))).collect();
             pause(Duration::from_micros(dice.below(20_000)));
-            match round / 2 % 3 {
+            match round / 4 % 3 {
                 0 => peer.close(),
                 1 => drop(owner.take()),
                 _ => drop(reader.take()),

@@ -42,23 +42,28 @@ fn child_serves() {
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
 
-struct Serving {
+/// A process that serves until this is dropped.
+pub(crate) struct Serving {
     child: Child,
-    address: String,
-    region: RegionId,
+    pub(crate) address: String,
+    pub(crate) region: RegionId,
 }
 
 impl Serving {
     fn start() -> Self {
-        let mut child =
-            command("child::child_serves").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        Self::of(command("child::child_serves"))
+    }
+
+    /// One that says `serving ADDRESS REGION` when it does.
+    pub(crate) fn of(mut command: Command) -> Self {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let said = lines.map(Result::unwrap).find(|line| line.starts_with("serving ")).unwrap();
         let words: Vec<_> = said.split(' ').collect();
         Self { child, address: words[1].into(), region: RegionId(words[2].parse().unwrap()) }
     }
 
-    fn signal(&self, which: Signal) {
+    pub(crate) fn signal(&self, which: Signal) {
         signal(&self.child, which);
     }
 }

@@ -1,4 +1,4 @@
-//! What every transport must do, run over each that opens here.
+//! What every transport must do, run over each that opens here, to own and to foreign memory.
 
 use std::time::Duration;
 
@@ -24,32 +24,35 @@ fn run(pair: &Pair, request: towline_fabric::TransferRequest) -> Result<Receipt,
 
 #[test]
 fn a_read_brings_the_bytes_and_a_receipt_that_counts_them() {
-    for kind in KINDS {
+    for case in CASES {
         let bytes = 5 << 20;
-        let pair = Pair::over(kind, bytes, plain());
+        let pair = Pair::of(case, bytes, plain());
         pair.region.memory().write_from(0, &pattern(3, bytes)).unwrap();
         let local = memory(bytes);
         let receipt =
             run(&pair, pair.request(Op::Read, &local, (blocks(bytes, [0]), blocks(bytes, [0])))).unwrap();
-        assert!(contents(&local) == pattern(3, bytes), "{kind}");
-        assert_eq!((receipt.bytes, receipt.transport, receipt.blocks), (bytes, kind, 1));
+        assert!(contents(&local) == pattern(3, bytes), "{case:?}");
+        assert_eq!((receipt.bytes, receipt.transport, receipt.blocks), (bytes, case.kind, 1));
         assert_eq!(receipt.rails.iter().map(|rail| rail.bytes).sum::<u64>(), bytes);
         assert_eq!(receipt.evidence.class, EvidenceClass::LibraryExact);
-        let source = if kind == TransportKind::Shm { "mapping" } else { "socket" };
-        assert_eq!(receipt.verified_by, source);
+        assert_eq!(
+            (receipt.verified_by.as_str(), receipt.evidence.source.as_str()),
+            (case.word(), case.word())
+        );
+        assert_eq!(pair.peer.evidence(), receipt.evidence, "one region, one way");
         assert!(receipt.seconds > 0.0 && receipt.gb_per_s > 0.0);
         let (ours, theirs) = (pair.reader.stats(), pair.owner.stats());
-        let traffic = if kind == TransportKind::Shm { ours.shm } else { ours.tcp };
+        let traffic = if case.kind == TransportKind::Shm { ours.shm } else { ours.tcp };
         assert_eq!((traffic.bytes_read, ours.transfers_done), (bytes, 1));
-        assert_eq!(theirs.tcp.bytes_served, if kind == TransportKind::Tcp { bytes } else { 0 });
+        assert_eq!(theirs.tcp.bytes_served, if case.kind == TransportKind::Tcp { bytes } else { 0 });
     }
 }
 
 #[test]
 fn a_write_lands_before_its_notification() {
-    for kind in KINDS {
+    for case in CASES {
         let bytes = 3 << 20;
-        let pair = Pair::over(kind, bytes, WRITABLE);
+        let pair = Pair::of(case, bytes, WRITABLE);
         let local = memory(bytes);
         local.write_from(0, &pattern(9, bytes)).unwrap();
         let mut request = pair.request(Op::Write, &local, (blocks(bytes, [0]), blocks(bytes, [0])));
@@ -57,15 +60,15 @@ fn a_write_lands_before_its_notification() {
         let receipt = run(&pair, request).unwrap();
         let (from, note) = pair.book.wait_for(|heard| heard.notes.pop_front());
         assert_eq!((from.as_str(), note.as_slice()), ("reader", b"written".as_slice()));
-        assert!(contents(pair.region.memory()) == pattern(9, bytes), "{kind}");
+        assert!(contents(pair.region.memory()) == pattern(9, bytes), "{case:?}");
         assert_eq!((receipt.bytes, receipt.op), (bytes, Op::Write));
     }
 }
 
 #[test]
 fn paged_blocks_arrive_in_order_whatever_their_sizes() {
-    for kind in KINDS {
-        let pair = Pair::over(kind, 64 * 6000, plain());
+    for case in CASES {
+        let pair = Pair::of(case, 64 * 6000, plain());
         pair.region.memory().write_from(0, &pattern(1, 64 * 6000)).unwrap();
         let local = memory(16 * 9000);
         let remote_blocks = blocks(6000, [63, 0, 7, 8, 9, 31, 30, 29, 1, 62, 5, 44]);
@@ -91,8 +94,8 @@ fn gather(bytes: &[u8], list: &BlockList) -> Vec<u8> {
 #[test]
 fn random_lists_move_what_a_naive_copy_moves() {
     const REGION: u64 = 1 << 16;
-    for kind in KINDS {
-        let pair = Pair::over(kind, REGION, WRITABLE);
+    for case in CASES {
+        let pair = Pair::of(case, REGION, WRITABLE);
         let indices =
             |blocks| prop::sample::subsequence((0..blocks).collect::<Vec<u32>>(), 1..16).prop_shuffle();
         let strategy = (indices(40), 1u64..700, any::<bool>(), 0u64..500, any::<u8>());
@@ -119,8 +122,8 @@ fn random_lists_move_what_a_naive_copy_moves() {
 
 #[test]
 fn nothing_to_move_succeeds_and_still_notifies() {
-    for kind in KINDS {
-        let pair = Pair::over(kind, 4096, plain());
+    for case in CASES {
+        let pair = Pair::of(case, 4096, plain());
         let mut request = pair.request(Op::Read, &memory(4096), (blocks(16, []), blocks(16, [])));
         request.notify = Some(vec![1]);
         let receipt = run(&pair, request).unwrap();
@@ -131,9 +134,9 @@ fn nothing_to_move_succeeds_and_still_notifies() {
 
 #[test]
 fn a_prepared_transfer_is_posted_again_and_again_but_not_at_once() {
-    for kind in KINDS {
+    for case in CASES {
         let bytes = 64 << 20;
-        let pair = Pair::over(kind, bytes, plain());
+        let pair = Pair::of(case, bytes, plain());
         let local = memory(bytes);
         let prepared = pair
             .peer
@@ -143,7 +146,7 @@ fn a_prepared_transfer_is_posted_again_and_again_but_not_at_once() {
             pair.region.memory().write_from(bytes - 1, &[round]).unwrap();
             let mut transfer = prepared.post().unwrap();
             match prepared.post() {
-                Err(error) => assert_eq!(error, TransferError::Active, "{kind}"),
+                Err(error) => assert_eq!(error, TransferError::Active, "{case:?}"),
                 // This thread had to wait for the processor; drain.rs has the case without a race.
                 Ok(mut second) => {
                     assert!(transfer.is_done());
@@ -160,8 +163,8 @@ fn a_prepared_transfer_is_posted_again_and_again_but_not_at_once() {
 
 #[test]
 fn what_cannot_be_is_refused_before_anything_moves() {
-    for kind in KINDS {
-        let pair = Pair::over(kind, 4096, plain());
+    for case in CASES {
+        let pair = Pair::of(case, 4096, plain());
         let local = memory(4096);
         let read = |blocks| pair.peer.transfer(pair.request(Op::Read, &local, blocks)).map(drop);
         assert!(matches!(read((blocks(16, [0]), blocks(16, [256]))), Err(TransferError::OutOfRange { .. })));
@@ -205,8 +208,8 @@ fn the_owner_judges_lease_and_region_where_it_sees_the_request() {
 
 #[test]
 fn many_transfers_at_once_all_end_well() {
-    for kind in KINDS {
-        let pair = Pair::over(kind, 1 << 20, plain());
+    for case in CASES {
+        let pair = Pair::of(case, 1 << 20, plain());
         pair.region.memory().write_from(0, &pattern(5, 1 << 20)).unwrap();
         let locals: Vec<_> = (0..64).map(|_| memory(1 << 20)).collect();
         let list = || blocks(4096, (0..256).rev());
@@ -222,9 +225,9 @@ fn many_transfers_at_once_all_end_well() {
 
 #[test]
 fn posting_returns_at_once() {
-    for kind in KINDS {
+    for case in CASES {
         let bytes = 256 << 20;
-        let pair = Pair::over(kind, bytes, plain());
+        let pair = Pair::of(case, bytes, plain());
         let local = memory(bytes);
         let prepared = pair
             .peer
@@ -240,6 +243,6 @@ fn posting_returns_at_once() {
             took
         };
         let best = (0..5).map(post).min().unwrap();
-        assert!(best < Duration::from_millis(1), "{kind}: posting took {best:?}");
+        assert!(best < Duration::from_millis(1), "{case:?}: posting took {best:?}");
     }
 }

@@ -247,9 +247,10 @@ fn memory_that_cannot_be_a_region_is_refused() {
     let writable = RegionOptions { peer_writable: true, ..RegionOptions::default() };
     assert!(matches!(owner.register(memory(64), writable), Err(RegisterError::Sealed)));
     let theirs =
-        Memory::map_peer(memory(64).fd().try_clone_to_owned().unwrap(), 64, Access::PeersRead).unwrap();
+        Memory::map_peer(memory(64).fd().unwrap().try_clone_to_owned().unwrap(), 64, Access::PeersRead)
+            .unwrap();
     let theirs = owner.register(std::sync::Arc::new(theirs), RegionOptions::default());
-    assert!(matches!(theirs, Err(RegisterError::Foreign)));
+    assert!(matches!(theirs, Err(RegisterError::Peers)));
     let shared = memory(64);
     let regions: Vec<_> =
         (0..256).map(|_| owner.register(shared.clone(), RegionOptions::default()).unwrap()).collect();

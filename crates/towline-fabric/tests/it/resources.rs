@@ -3,7 +3,7 @@
 use std::fs::{read_dir, read_to_string};
 use std::time::Duration;
 
-use towline_fabric::{Agent, Peer, RegionOptions};
+use towline_fabric::{Access, Agent, Peer, RegionOptions};
 use towline_wire::receipt::Op;
 
 use crate::child::passes;
@@ -30,6 +30,8 @@ fn child_leaves_nothing() {
         let (owner, book) = start(config("owner"));
         let (reader, _) = start(config("reader"));
         let region = owner.register(memory(1 << 20), RegionOptions::default()).unwrap();
+        // Over shm mapped and lent.
+        let _lent = owner.register(foreign(4096, Access::PeersRead).0, RegionOptions::default()).unwrap();
         let local = memory(1 << 20);
         eventually("listeners are up", || count().2 == bare.2 + 8);
         let with_agents = count();
@@ -64,6 +66,7 @@ fn child_sleeps() {
     let (owner, _) = start(config("owner"));
     let (reader, _) = start(config("reader"));
     let region = owner.register(memory(1 << 20), RegionOptions::default()).unwrap();
+    let _lent = owner.register(foreign(4096, Access::PeersRead).0, RegionOptions::default()).unwrap();
     let connect = |kind| wait(reader.connect(owner.address(), only(kind))).unwrap();
     let peers: Vec<(Peer, Agent)> = KINDS.map(|kind| (connect(kind), reader.clone())).into();
     for (peer, _) in &peers {

@@ -2,7 +2,9 @@
 
 use std::any::Any;
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex};
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU8;
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use towline_fabric::{
@@ -19,6 +21,41 @@ use towline_wire::receipt::{Op, TransportKind};
 
 /// The transports whose conformance is tested: all that this build has and that open here.
 pub(crate) const KINDS: [TransportKind; 2] = [TransportKind::Shm, TransportKind::Tcp];
+
+/// How the memory of an owner's region is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Made {
+    /// By the fabric: peers of the host map it.
+    Own,
+    /// By somebody else: peers of the host have the kernel copy it.
+    Foreign,
+}
+
+/// A transport, and what it reaches with it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Case {
+    pub(crate) kind: TransportKind,
+    pub(crate) made: Made,
+}
+
+impl Case {
+    /// The word that receipts have for it.
+    pub(crate) fn word(self) -> &'static str {
+        match (self.kind, self.made) {
+            (TransportKind::Shm, Made::Own) => "mapping",
+            (TransportKind::Shm, Made::Foreign) => "cma",
+            _ => "socket",
+        }
+    }
+}
+
+/// What must behave alike.
+pub(crate) const CASES: [Case; 4] = [
+    Case { kind: TransportKind::Shm, made: Made::Own },
+    Case { kind: TransportKind::Shm, made: Made::Foreign },
+    Case { kind: TransportKind::Tcp, made: Made::Own },
+    Case { kind: TransportKind::Tcp, made: Made::Foreign },
+];
 
 /// Long enough for a loaded machine, short enough for a person.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -136,9 +173,20 @@ pub(crate) struct Pair {
 
 impl Pair {
     pub(crate) fn over(kind: TransportKind, bytes: u64, options: RegionOptions) -> Self {
-        let (owner, book) = start(config("owner"));
+        Self::of(Case { kind, made: Made::Own }, bytes, options)
+    }
+
+    pub(crate) fn of(Case { kind, made }: Case, bytes: u64, options: RegionOptions) -> Self {
         let access = if options.peer_writable { Access::PeersWrite } else { Access::PeersRead };
-        let memory = Arc::new(Memory::allocate_for("remote", bytes, access).unwrap());
+        let memory = match made {
+            Made::Own => Arc::new(Memory::allocate_for("remote", bytes, access).unwrap()),
+            Made::Foreign => foreign(bytes, access).0,
+        };
+        Self::to(kind, memory, options)
+    }
+
+    pub(crate) fn to(kind: TransportKind, memory: Arc<Memory>, options: RegionOptions) -> Self {
+        let (owner, book) = start(config("owner"));
         let region = owner.register(memory, options).unwrap();
         let (reader, _) = start(config("reader"));
         let peer = wait(reader.connect(owner.address(), only(kind))).unwrap();
@@ -181,6 +229,21 @@ pub(crate) fn memory(bytes: u64) -> Arc<Memory> {
     Arc::new(Memory::allocate("local", bytes).unwrap())
 }
 
+/// An engine's own buffer, wrapped, and what tells whether it is still kept.
+#[expect(unsafe_code, reason = "it wraps a pointer")]
+pub(crate) fn foreign(bytes: u64, access: Access) -> (Arc<Memory>, Weak<Buffer>) {
+    let bytes = usize::try_from(bytes).unwrap();
+    let buffer: Arc<Buffer> = Arc::new(std::iter::repeat_with(|| AtomicU8::new(0)).take(bytes).collect());
+    let seen = Arc::downgrade(&buffer);
+    let base = NonNull::new(buffer.as_ptr().cast_mut().cast()).unwrap();
+    // SAFETY: atomics, kept by the guard, to which nobody else has a reference.
+    let memory = unsafe { Memory::foreign(base, bytes as u64, access, buffer) };
+    (Arc::new(memory.unwrap()), seen)
+}
+
+/// Bytes that may change behind the compiler's back.
+pub(crate) type Buffer = Vec<AtomicU8>;
+
 /// Blocks side by side: `indices` of `block_bytes` each.
 pub(crate) fn blocks(block_bytes: u64, indices: impl IntoIterator<Item = u32>) -> BlockList {
     BlockList {
@@ -204,7 +267,7 @@ pub(crate) fn contents(memory: &Memory) -> Vec<u8> {
 }
 
 /// A hold whose release can be seen.
-pub(crate) fn hold() -> (Arc<dyn Any + Send + Sync>, std::sync::Weak<()>) {
+pub(crate) fn hold() -> (Arc<dyn Any + Send + Sync>, Weak<()>) {
     let held = Arc::new(());
     let seen = Arc::downgrade(&held);
     (held, seen)

@@ -1,25 +1,28 @@
-//! The asking side: fetches the peer's files, maps them, proves the mappings, and is then a path.
+//! The asking side: fetches the peer's files and addresses, maps and probes, and makes a path of what was proved.
+//!
+//! All regions of the card are proved now, and one that can't be reached rules the transport out for this peer, with the
+//! reason: a peer has one path, so a region left out could not be read at all, where tcp might serve it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use mio::net::UnixStream;
 use towline_wire::auth::{Identity, Purpose};
 use towline_wire::card::RegionCard;
-use towline_wire::control::{Body, decode};
-use towline_wire::frame::{FrameKind, Status};
+use towline_wire::control::{Body, decode, v1};
+use towline_wire::frame::FrameKind;
 use towline_wire::id::RegionId;
-use towline_wire::receipt::{Evidence, EvidenceClass, TransportKind};
+use towline_wire::receipt::TransportKind;
 
-use super::copy::{INLINE_BYTES, Work};
+use super::foreign::{Borrowed, Offer};
+use super::path::ShmPath;
 use crate::agent::Environment;
 use crate::control::{Dialling, Welcome, check_card, request_card};
 use crate::error::SessionError;
 use crate::io::{Cause, Channel, Flow, Session, Socket};
-use crate::region::{Access, Memory, RegisterError};
-use crate::transport::{Opened, Path, PathError, PeerAddress, Slice, refuse_write};
+use crate::region::{Memory, RegisterError};
+use crate::transport::{Opened, Path, PathError, PeerAddress};
 
 /// Asks for the peer's files. Answers with a path, or with the step of the probe that failed.
 pub(super) fn connect(environment: &Arc<Environment>, peer: &PeerAddress, opened: Opened) {
@@ -58,7 +61,8 @@ impl Welcome for Fetching {
             peer,
             opened: Some(opened),
             introduced: false,
-            regions: HashMap::new(),
+            mapped: HashMap::new(),
+            offers: HashMap::new(),
         }))
     }
 
@@ -67,14 +71,15 @@ impl Welcome for Fetching {
     }
 }
 
-/// The session while files arrive. It ends with the last; the mappings need no connection.
+/// The session while files arrive. It ends with the last: mappings need no connection, and loans have their own.
 struct ShmClient {
     channel: Channel,
     environment: Arc<Environment>,
     peer: PeerAddress,
     opened: Option<Opened>,
     introduced: bool,
-    regions: HashMap<RegionId, Arc<Memory>>,
+    mapped: HashMap<RegionId, Arc<Memory>>,
+    offers: HashMap<RegionId, Offer>,
 }
 
 impl ShmClient {
@@ -85,10 +90,8 @@ impl ShmClient {
             self.introduced = true;
             return check_card(kind, body, &expected);
         }
-        let (number, Body::Done(_)) = decode(body)? else {
-            return Err(SessionError::Protocol("no file where one was announced".into()));
-        };
-        if number == 0 {
+        let (number, body) = decode(body)?;
+        if (number, &body) == (0, &Body::Done(v1::Done {})) {
             return self.finish();
         }
         let file = self.channel.take_file();
@@ -97,34 +100,43 @@ impl ShmClient {
             u32::try_from(number).map(RegionId).map_err(|_| SessionError::Protocol("no such id".into()))?;
         // Regions that appeared after the card are for later connections.
         let Some(card) = self.peer.card.region(id) else { return Ok(()) };
-        let mapped =
-            map(card, file).map_err(|error| SessionError::Protocol(format!("region {id}: {error}")))?;
-        let mapped = Arc::new(mapped);
-        self.environment.copiers.populate(&mapped);
-        self.regions.insert(id, mapped);
+        match body {
+            Body::Done(_) => {
+                let mapped = map(card, file)
+                    .map_err(|error| SessionError::Protocol(format!("region {id}: {error}")))?;
+                let mapped = Arc::new(mapped);
+                self.environment.copiers.populate(&mapped);
+                self.mapped.insert(id, mapped);
+            }
+            Body::ForeignRegion(said) => drop(self.offers.insert(id, Offer::new(&said, file))),
+            _ => return Err(SessionError::Protocol("no region where one was announced".into())),
+        }
         Ok(())
     }
 
     fn finish(&mut self) -> Result<(), SessionError> {
-        let path = ShmPath {
-            environment: Arc::clone(&self.environment),
-            regions: std::mem::take(&mut self.regions),
-            closed: Arc::new(AtomicBool::new(false)),
-        };
+        let outcome = self.prove().map_err(PathError::Unfit);
+        let outcome = outcome.map(|path| -> Arc<dyn Path> { Arc::new(path) });
         if let Some(opened) = self.opened.take() {
-            opened(Ok(Arc::new(path)));
+            opened(outcome);
         }
         Err(SessionError::Closed("everything is mapped"))
+    }
+
+    fn prove(&mut self) -> Result<ShmPath, String> {
+        let offers = std::mem::take(&mut self.offers);
+        let borrowed = Arc::new(Borrowed::probe(self.channel.socket().fd(), &self.peer.card, offers)?);
+        let watched = borrowed.watch(&self.environment.io);
+        watched.map_err(|error| format!("foreign memory cannot be watched: {error}"))?;
+        Ok(ShmPath::new(&self.environment, std::mem::take(&mut self.mapped), borrowed))
     }
 }
 
 /// Maps a region's file and proves that it is the one that the card speaks of.
 fn map(card: &RegionCard, file: std::os::fd::OwnedFd) -> Result<Memory, RegisterError> {
-    let access = if card.peer_writable { Access::PeersWrite } else { Access::PeersRead };
-    let memory = Memory::map_peer(file, card.len_bytes, access)?;
-    let key = card.keys.iter().find(|(kind, _)| *kind == TransportKind::Shm);
-    match key {
-        Some((_, nonce)) if *nonce == memory.mapped_nonce() => Ok(memory),
+    let memory = Memory::map_peer(file, card.len_bytes, super::access_of(card))?;
+    match super::nonce_of(card) {
+        Some(nonce) if *nonce == memory.mapped_nonce() => Ok(memory),
         _ => Err(RegisterError::NotThePeers),
     }
 }
@@ -158,42 +170,6 @@ impl Session for ShmClient {
     }
 }
 
-/// The peer's regions, mapped.
-struct ShmPath {
-    environment: Arc<Environment>,
-    regions: HashMap<RegionId, Arc<Memory>>,
-    closed: Arc<AtomicBool>,
-}
-
-impl Path for ShmPath {
-    fn evidence(&self) -> Evidence {
-        Evidence { class: EvidenceClass::LibraryExact, source: "mapping".into() }
-    }
-
-    fn rails(&self) -> Vec<String> {
-        vec!["mapping".into()]
-    }
-
-    fn post(&self, slice: Slice) {
-        let Some(remote) = self.regions.get(&slice.region()) else {
-            return slice.complete(Err(PathError::Refused(Status::UnknownRegion)));
-        };
-        let access = if remote.is_writable() { Access::PeersWrite } else { Access::PeersRead };
-        if let Err(error) = refuse_write(slice.op(), access) {
-            return slice.complete(Err(error));
-        }
-        let inline = slice.bytes() <= INLINE_BYTES;
-        let work = Work { slice, remote: Arc::clone(remote), closed: Arc::clone(&self.closed) };
-        if inline { work.run() } else { self.environment.copiers.submit(work) }
-    }
-
-    /// Slices that wait complete when a thread comes to them, without being copied; one being copied takes as long
-    /// as 2 MiB take.
-    fn close(&self) {
-        self.closed.store(true, Ordering::Release);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -201,7 +177,7 @@ mod tests {
     #[test]
     fn a_mapping_that_does_not_show_the_cards_nonce_is_refused() {
         let memory = Memory::allocate("region", 4096).unwrap();
-        let file = || memory.fd().try_clone_to_owned().unwrap();
+        let file = || memory.fd().unwrap().try_clone_to_owned().unwrap();
         let mut card = RegionCard {
             id: RegionId(1),
             len_bytes: 4096,

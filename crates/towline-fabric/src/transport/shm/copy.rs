@@ -14,8 +14,10 @@ use std::time::Instant;
 use towline_wire::frame::Status;
 use towline_wire::receipt::Op;
 
+use super::foreign::Foreign;
+use super::{CMA_RAIL, MAPPING_RAIL};
 use crate::io::Spin;
-use crate::region::{Memory, Piece, RangeError, Stores};
+use crate::region::{Memory, Piece, Stores};
 use crate::transport::{Moved, PathError, Slice};
 
 /// Slices up to this are copied by whoever posts them: about 10 µs, twice what handing over costs.
@@ -31,10 +33,18 @@ const POPULATE_BYTES: u64 = 16 << 20;
 /// Most threads: beyond, no memory system here copies faster.
 const THREADS_MAX: usize = 64;
 
+/// How the peer's region is reached.
+pub(super) enum Reach {
+    /// It is mapped here.
+    Mapping(Arc<Memory>),
+    /// It is foreign: the kernel copies by address.
+    Address(Arc<Foreign>),
+}
+
 /// A slice with what it needs.
 pub(crate) struct Work {
     pub(super) slice: Slice,
-    pub(super) remote: Arc<Memory>,
+    pub(super) reach: Reach,
     pub(super) closed: Arc<AtomicBool>,
 }
 
@@ -46,31 +56,39 @@ impl Work {
         } else if !self.slice.is_wanted() {
             Err(PathError::Unwanted)
         } else {
-            let moved = self.copy().map(|bytes| Moved { bytes, rail: 0 });
-            moved.map_err(|_| PathError::Refused(Status::OutOfRange))
+            self.copy()
         };
         // What is read after the completion, a fence slot above all, is read after the data.
         fence(Ordering::SeqCst);
-        let Self { slice, remote, .. } = self;
-        drop(remote);
+        let Self { slice, reach, .. } = self;
+        drop(reach);
         slice.complete(outcome);
     }
 
-    fn copy(&self) -> Result<u64, RangeError> {
+    fn copy(&self) -> Result<Moved, PathError> {
+        let (bytes, rail) = match &self.reach {
+            Reach::Mapping(remote) => (self.copy_mapped(remote)?, MAPPING_RAIL),
+            Reach::Address(foreign) => (foreign.copy(&self.slice)?, CMA_RAIL),
+        };
+        Ok(Moved { bytes, rail })
+    }
+
+    fn copy_mapped(&self, remote: &Memory) -> Result<u64, PathError> {
         let Some(local) = self.slice.local() else { return Ok(0) };
         let stores =
             if self.slice.part_of_bytes() < STREAM_BYTES { Stores::Cached } else { Stores::Streaming };
         let runs = self.slice.runs().iter();
-        match self.slice.op() {
+        let copied = match self.slice.op() {
             Op::Read => {
                 let pieces = runs.map(|run| Piece { to: run.local, from: run.remote, len: run.len });
-                local.copy_pieces(&self.remote, pieces, stores)
+                local.copy_pieces(remote, pieces, stores)
             }
             Op::Write => {
                 let pieces = runs.map(|run| Piece { to: run.remote, from: run.local, len: run.len });
-                self.remote.copy_pieces(local, pieces, stores)
+                remote.copy_pieces(local, pieces, stores)
             }
-        }
+        };
+        copied.map_err(|_| PathError::Refused(Status::OutOfRange))
     }
 }
 

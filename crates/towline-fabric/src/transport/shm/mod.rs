@@ -1,4 +1,5 @@
-//! Shared memory: maps the peer's memory and copies. Reaches peers of the same host, when the probe says so.
+//! Shared memory: maps the peer's memory and copies; foreign memory, which can't be mapped, the kernel copies between the
+//! two processes (`region/process/`). Reaches peers of the same host, when the probe says so.
 //!
 //! **Cost of a read of N bytes.** One copy by the processor, from the peer's pages to ours, by up to `copy_threads`
 //! threads in slices of 2 MiB; no system call and no word with the peer. Transfers of at most 64 KiB are copied by the
@@ -12,14 +13,25 @@
 //! works: (1) the peer's socket can be reached, at the path or abstract name of its card; (2) whoever answers there
 //! holds the cluster's key and is the agent and incarnation of the card; (3) it passes its regions' files, which are
 //! sealed against shrinking and have the promised size; (4) each mapping shows the nonce that the card, which came over
-//! the other, authenticated session, says it must. The first of these that fails is the reason that is kept.
+//! the other, authenticated session, says it must. Of foreign memory, which has no file, instead of (3) and (4): it
+//! tells the address, the socket tells which process it is, and what the kernel copies out of that process shows the nonce.
+//! The first of these that fails is the reason that is kept.
 //!
 //! **What guards it.** Nobody judges a read here: a lease that ended, or a region deregistered since, is told by the fence
-//! slot alone. Writes go only into regions made for them; the kernel refuses other mappings.
+//! slot alone. Writes go only into regions made for them; the kernel refuses other mappings. Foreign memory is lent, and
+//! got back before its owner lets go of it (`lend.rs`).
+//!
+//! `server.rs` passes files and addresses, `client.rs` asks for them, `path.rs` is a peer, `copy.rs` the threads;
+//! `lend.rs`, `foreign.rs` and `watch.rs` are the two sides of a loan, `ptracer.rs` the permission it may need.
 
 mod client;
 mod copy;
+mod foreign;
+mod lend;
+mod path;
+mod ptracer;
 mod server;
+mod watch;
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
@@ -29,6 +41,7 @@ use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
 use mio::net::UnixListener;
+use towline_wire::card::RegionCard;
 use towline_wire::frame::EXTENTS_MAX;
 use towline_wire::id::RegionId;
 use towline_wire::receipt::TransportKind;
@@ -39,12 +52,22 @@ use crate::control::ServeUnix;
 use crate::region::{Access, Memory, RegisterError};
 
 pub(crate) use copy::Copiers;
+pub(crate) use lend::Lent;
 pub(crate) use server::serve;
 
 /// First byte of an endpoint whose rest is a path.
 const BY_PATH: u8 = 0;
 /// First byte of an endpoint whose rest is an abstract name.
 const BY_NAME: u8 = 1;
+
+/// The word for a mapping, as evidence and as a rail.
+const MAPPING: &str = "mapping";
+/// The word for cross-memory attach, as evidence and as a rail.
+const CMA: &str = "cma";
+/// The rails of every path; one that carried nothing is left out of receipts.
+const RAILS: [&str; 2] = [MAPPING, CMA];
+const MAPPING_RAIL: usize = 0;
+const CMA_RAIL: usize = 1;
 
 struct Shm {
     environment: Arc<Environment>,
@@ -88,6 +111,17 @@ fn address(endpoint: &[u8]) -> Result<SocketAddr, String> {
     address.map_err(|error| format!("not a socket's name: {error}"))
 }
 
+/// What peers may do with a region.
+fn access_of(card: &RegionCard) -> Access {
+    if card.peer_writable { Access::PeersWrite } else { Access::PeersRead }
+}
+
+/// What a region's memory must show.
+fn nonce_of(card: &RegionCard) -> Option<&[u8]> {
+    let key = card.keys.iter().find(|(kind, _)| *kind == TransportKind::Shm);
+    key.map(|(_, nonce)| nonce.as_slice())
+}
+
 /// Removes the socket's file when the listener goes.
 struct Unlink(PathBuf);
 
@@ -129,7 +163,7 @@ impl Transport for Shm {
         Ok(memory.nonce().to_vec())
     }
 
-    /// Peers that mapped it keep it; the fence guards.
+    /// Peers that mapped it keep it; the fence guards. What was lent is recalled by the region itself.
     fn deregister(&self, _id: RegionId) {}
 
     fn connect(&self, peer: &PeerAddress, opened: Opened) {

@@ -84,6 +84,7 @@ pub(super) fn controls() -> Seeds {
         Body::Notify(v1::Notify { payload: b"done".to_vec() }),
         Body::Refused(v1::Refused { code: "lease-over".into(), message: "it is over".into() }),
         Body::Done(v1::Done {}),
+        Body::ForeignRegion(v1::ForeignRegion { base: 1 << 46, nonce_at: u64::MAX }),
     ];
     (0..).zip(bodies).map(|(call, body)| control::encode(call, body)).collect()
 }
