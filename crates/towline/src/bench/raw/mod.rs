@@ -47,8 +47,9 @@ impl Mapping {
         // Populated, as the engine's own mapping is: a limit that takes faults is none.
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         let anywhere = std::ptr::null_mut();
+        let file = memory.fd().context("the memory has no file")?;
         // SAFETY: a fresh shared mapping at an address of the kernel's choice touches no memory of ours.
-        let base = unsafe { rustix::mm::mmap(anywhere, len, protection, flags, memory.fd(), 0) };
+        let base = unsafe { rustix::mm::mmap(anywhere, len, protection, flags, file, 0) };
         let base = base.context("can't map the memory a second time")?;
         Ok(Self { base: NonNull::new(base.cast()).context("mapped at address 0")?, len })
     }
