@@ -1,7 +1,7 @@
 //! Every interleaving of the threads that meet in the fabric's queues, by loom: no lost wake-up, nothing lost or seen twice.
 //!
 //! The files under test are the fabric's own, compiled here a second time with loom's locks behind `crate::sync`:
-//! `pending.rs`, `io/mailbox.rs` and `io/timers.rs`. What they touch besides (the io threads, the eventfd, the error) is
+//! `pending.rs`, `io/inbox.rs`, `io/mailbox.rs` and `io/timers.rs`. What they touch besides (the io threads, the eventfd, the error) is
 //! stood in for by [`io`] and [`error`], which keep what the real ones promise. A thread that is never woken is a
 //! deadlock to loom, and fails. `fence` is different: the fabric's stores and loads of a fence slot, restated.
 //!
@@ -47,7 +47,7 @@ const SWITCHES_MAX: usize = 5_000;
 /// A sentence that is true when the function, tried in every interleaving, neither panics nor deadlocks.
 type Model = (&'static str, fn());
 
-const MODELS: &[&[Model]] = &[answers::MODELS, io::LETTERS, io::DEADLINES, fence::MODELS];
+const MODELS: &[&[Model]] = &[answers::MODELS, io::LETTERS, io::MAIL, io::DEADLINES, fence::MODELS];
 
 /// Tries `model` in every interleaving within the bounds; how many there were.
 fn explore(model: fn()) -> u64 {

@@ -11,14 +11,15 @@
 
 mod ahead;
 mod channel;
+mod inbox;
 mod mailbox;
 mod reactor;
 mod socket;
 mod spin;
 mod timers;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 pub(crate) use channel::{Channel, Role};
@@ -29,6 +30,7 @@ pub(crate) use spin::{Spin, look_around};
 pub(crate) use timers::{Timed, TimerKey, Timers};
 
 use crate::error::SessionError;
+use inbox::Inbox;
 
 /// Names a session; never reused in an agent's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -79,35 +81,16 @@ pub(crate) trait Session: Send {
 
 /// The handle to the thread, shared by everything of an agent.
 pub(crate) struct Io {
-    queue: Mutex<Queue>,
-    waker: Arc<mio::Waker>,
+    inbox: Inbox<Box<dyn Session>>,
     timers: Timers,
     next: AtomicUsize,
 }
 
-/// What the thread takes at its next turn. Bounded: spawns by the limits on peers and sessions, pokes by one for each
-/// session whose mailbox was empty.
-#[derive(Default)]
-struct Queue {
-    spawned: Vec<(SessionId, Box<dyn Session>)>,
-    poked: Vec<SessionId>,
-    stopped: bool,
-    /// Whether the thread sleeps, or is about to, and nobody has woken it yet.
-    asleep: bool,
-}
-
-impl Queue {
-    fn is_empty(&self) -> bool {
-        self.spawned.is_empty() && self.poked.is_empty() && !self.stopped
-    }
-}
-
 impl Io {
-    fn new(waker: Arc<mio::Waker>) -> Self {
+    fn new(waker: &Arc<mio::Waker>) -> Self {
         Self {
-            queue: Mutex::default(),
-            timers: Timers::new(Arc::clone(&waker)),
-            waker,
+            inbox: Inbox::new(Arc::clone(waker)),
+            timers: Timers::new(Arc::clone(waker)),
             next: AtomicUsize::new(reactor::FIRST_SESSION),
         }
     }
@@ -124,21 +107,14 @@ impl Io {
 
     /// As [`Io::spawn`], under a reserved id.
     pub(crate) fn spawn_at(&self, id: SessionId, session: Box<dyn Session>) {
-        let mut queue = self.lock();
-        if queue.stopped {
-            drop(queue);
+        if let Err(session) = self.inbox.hand_over(id, session) {
             session.handle_closed(SessionError::Closed("the agent stopped"));
-            return;
         }
-        queue.spawned.push((id, session));
-        self.wake(queue);
     }
 
     /// Has a session driven with [`Cause::Poke`].
     pub(crate) fn poke(&self, id: SessionId) {
-        let mut queue = self.lock();
-        queue.poked.push(id);
-        self.wake(queue);
+        self.inbox.poke(id);
     }
 
     /// The deadlines.
@@ -148,33 +124,11 @@ impl Io {
 
     /// Has every session closed and the thread end.
     pub(crate) fn stop(&self) {
-        let mut queue = self.lock();
-        queue.stopped = true;
-        self.wake(queue);
-    }
-
-    /// Notes that the thread goes to sleep: whoever has something for it from now on wakes it. False when somebody has
-    /// already.
-    fn fall_asleep(&self) -> bool {
-        let mut queue = self.lock();
-        queue.asleep = queue.is_empty();
-        queue.asleep
+        self.inbox.stop();
     }
 
     #[cfg(test)]
     pub(crate) fn take_pokes(&self) -> Vec<SessionId> {
-        std::mem::take(&mut self.lock().poked)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn wake(&self, mut queue: MutexGuard<'_, Queue>) {
-        let asleep = std::mem::take(&mut queue.asleep);
-        drop(queue);
-        if asleep && let Err(error) = self.waker.wake() {
-            tracing::error!(%error, "the io thread could not be woken");
-        }
+        self.inbox.take().map(|mail| mail.poked).unwrap_or_default()
     }
 }

@@ -41,7 +41,7 @@ impl Reactor {
     pub(crate) fn new() -> io::Result<(Arc<Io>, Self)> {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
-        let io = Arc::new(Io::new(waker));
+        let io = Arc::new(Io::new(&waker));
         Ok((
             Arc::clone(&io),
             Self { poll, io, sessions: HashMap::new(), again: Vec::new(), spin: Spin::default() },
@@ -78,17 +78,11 @@ impl Reactor {
 
     /// Spawns and pokes; false when the thread should end.
     fn take_commands(&mut self) -> bool {
-        let mut queue = self.io.lock();
-        queue.asleep = false;
-        if queue.stopped {
-            return false;
-        }
-        let (spawned, poked) = (std::mem::take(&mut queue.spawned), std::mem::take(&mut queue.poked));
-        drop(queue);
-        for (id, session) in spawned {
+        let Some(mail) = self.io.inbox.take() else { return false };
+        for (id, session) in mail.sessions {
             self.adopt(id, session);
         }
-        for id in poked {
+        for id in mail.poked {
             self.drive(id, Cause::Poke);
         }
         true
@@ -189,11 +183,11 @@ impl Reactor {
         let Self { poll, io, again, spin, .. } = self;
         let found = spin.look(|| {
             look(poll, events, Some(Duration::ZERO));
-            !again.is_empty() || !events.is_empty() || !io.lock().is_empty()
+            !again.is_empty() || !events.is_empty() || !io.inbox.is_empty()
         });
         if !found {
             let next = io.timers.sleep();
-            if io.fall_asleep() {
+            if io.inbox.fall_asleep() {
                 let started = Instant::now();
                 look(poll, events, next.map(|when| when.saturating_duration_since(started)));
                 spin.handle_sleep(started.elapsed());
@@ -208,8 +202,7 @@ impl Reactor {
     }
 
     fn close_all(&mut self) {
-        let mut spawned = std::mem::take(&mut self.io.lock().spawned);
-        for (_, session) in spawned.drain(..) {
+        for (_, session) in self.io.inbox.close().sessions {
             session.handle_closed(SessionError::Closed("the agent stopped"));
         }
         let ids: Vec<_> = self.sessions.keys().copied().collect();
@@ -230,7 +223,6 @@ fn look(poll: &mut Poll, events: &mut Events, timeout: Option<Duration>) {
 impl Drop for Reactor {
     /// Whoever comes later finds the agent stopped.
     fn drop(&mut self) {
-        self.io.lock().stopped = true;
         self.close_all();
     }
 }

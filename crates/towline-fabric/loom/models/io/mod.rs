@@ -1,7 +1,11 @@
 //! Stands in for `src/io/mod.rs`: an io thread as the mailbox and the deadlines know it, and no sockets.
 
 mod deadlines;
+#[allow(dead_code, reason = "the fabric's file; the models call a part of it")]
+#[path = "../../../src/io/inbox.rs"]
+mod inbox;
 mod letters;
+mod mail;
 #[allow(dead_code, reason = "the fabric's file; the models call a part of it")]
 #[path = "../../../src/io/mailbox.rs"]
 mod mailbox;
@@ -11,6 +15,7 @@ mod timers;
 
 pub(crate) use deadlines::MODELS as DEADLINES;
 pub(crate) use letters::MODELS as LETTERS;
+pub(crate) use mail::MODELS as MAIL;
 
 use std::io;
 use std::sync::PoisonError;
