@@ -1,7 +1,7 @@
 //! Stop strings.
 //!
-//! An answer ends before the first of the caller's strings, which may come in pieces: the end of what has been
-//! generated is held back while it could be the beginning of one. What is held is shorter than the longest string, so
+//! An answer ends before the first of the caller's strings to be complete, which may come in pieces: the end of what has
+//! been generated is held back while it could be the beginning of one. What is held is shorter than the longest string, so
 //! the delay is bounded.
 
 /// Watches one answer for its stop strings.
@@ -50,9 +50,11 @@ impl StopStrings {
         std::mem::take(&mut self.held)
     }
 
-    /// Where the earliest string begins.
+    /// Where the string begins that is complete first; of several that end together, the one that begins first. A string
+    /// that began earlier and ends later does not count: whether its end comes in the same piece must not matter.
     fn first_match(&self) -> Option<usize> {
-        self.strings.iter().filter_map(|string| self.held.find(string.as_str())).min()
+        let found = |string: &String| self.held.find(string.as_str()).map(|at| (at + string.len(), at));
+        self.strings.iter().filter_map(found).min().map(|(_, at)| at)
     }
 
     /// Bytes at the end that begin a stop string.
@@ -83,7 +85,8 @@ mod tests {
             stops in proptest::collection::vec("[ab<é>]{1,4}", 0..3),
             cuts in proptest::collection::vec(1usize..4, 0..24),
         ) {
-            let expected = stops.iter().filter_map(|stop| text.find(stop.as_str())).min();
+            let found = |stop: &String| text.find(stop.as_str()).map(|at| (at + stop.len(), at));
+            let expected = stops.iter().filter_map(found).min().map(|(_, at)| at);
             let mut watch = StopStrings::new(stops);
             let (mut out, mut stopped, mut chars) = (String::new(), Stopped::No, text.chars().peekable());
             let mut cuts = cuts.into_iter();
@@ -96,6 +99,15 @@ mod tests {
             out += &watch.finish();
             prop_assert_eq!(stopped == Stopped::Yes, expected.is_some());
             prop_assert_eq!(out, text.get(..expected.unwrap_or(text.len())).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_string_that_is_complete_ends_the_answer_though_a_longer_one_began_before() {
+        for pieces in [vec!["a>éé"], vec!["a>é", "é"], vec!["a", ">", "é", "é"]] {
+            let mut watch = StopStrings::new([">éé".to_owned(), "é".to_owned()]);
+            let shown: String = pieces.into_iter().map(|piece| watch.push(piece).0).collect();
+            assert_eq!(shown, "a>");
         }
     }
 
