@@ -11,6 +11,12 @@
 //! **Owner, to reclaim:** store a new generation, full fence, only then reuse the blocks. **Reader:** read the slot
 //! only after every byte of the data has arrived; if the generation is not the ticket's, the data may be torn and is
 //! thrown away. The complement tells a torn slot from a changed one.
+//!
+//! **Owner, while it computes:** store a part's data, then, with release order, the count of parts. **Reader:** read a
+//! part only after the slot counted it, in a read that was begun after the ticket came. The count is stored before the
+//! generation when a lease is granted, is set to 0 before the generation changes when it ends, and only grows between:
+//! so whoever sees the ticket's generation sees no count of another lease, whatever the order in which a read takes the
+//! words, except one that the read after the data exposes.
 
 use thiserror::Error;
 
@@ -31,7 +37,8 @@ pub const PARTS_AT: u64 = 16;
 pub struct Fence {
     /// The lease generation that holds now.
     pub generation: Generation,
-    /// Ordered parts of the transfer whose data is complete (1 when the compute ended before the lease was granted).
+    /// Ordered parts of the transfer whose data is complete; all of them when the compute ended before the lease was
+    /// granted.
     pub parts_ready: u64,
 }
 

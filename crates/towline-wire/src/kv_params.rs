@@ -43,7 +43,7 @@ pub struct RemoteKv {
     pub remote_host: String,
     /// Port beside `remote_host`.
     pub remote_port: u16,
-    /// Ranks of the prefill engine.
+    /// Tensor-parallel ranks of the prefill engine; what each of them has is in the ticket.
     pub tp_size: u32,
     /// Tokens whose KV is in the blocks.
     pub remote_num_tokens: u32,

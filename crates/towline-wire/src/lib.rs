@@ -15,6 +15,7 @@
 //! - *receipt*: which wire carried how many bytes, how fast, and on what evidence.
 //! - *contract*: what the KV path must be; *rail*: one device's share of a path.
 //! - *ticket*: an owner's signed permission to read the blocks of one request.
+//! - *part*: some layers of a lease's KV; parts become ready, and are read, in order.
 //! - *rank*: one process of an engine, with its share of heads and layers.
 //! - *handoff*: all of it together, for one request.
 
@@ -37,6 +38,7 @@ pub mod kv_params;
 pub mod layout;
 pub mod lease;
 pub mod openai;
+pub mod parts;
 pub mod prefix;
 pub mod receipt;
 pub mod reshard;

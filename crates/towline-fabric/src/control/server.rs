@@ -73,6 +73,7 @@ fn answer(outcome: Result<(), LeaseError>) -> Body {
         LeaseError::NotCovered { .. } => "not-covered",
         LeaseError::Full { .. } => "full",
         LeaseError::Readers { .. } => "readers",
+        LeaseError::Reader { .. } => "reader",
     };
     Body::Refused(v1::Refused { code: code.into(), message: error.to_string() })
 }

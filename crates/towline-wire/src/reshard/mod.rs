@@ -26,6 +26,8 @@ mod transfer;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 pub use error::{End, ReshardError};
 pub use transfer::{ListPair, Plan, Transfer};
 
@@ -41,7 +43,7 @@ pub const TOKENS_MAX: u64 = 1 << 24;
 pub const PIECES_MAX: u64 = 1 << 22;
 
 /// Where an array of blocks lies in a rank's region: block `i` starts at `base + i * stride`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Array {
     /// Its first byte, from the region's start.
     pub base: u64,

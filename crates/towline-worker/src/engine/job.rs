@@ -2,6 +2,7 @@
 
 use thiserror::Error;
 
+use super::progress::KvProgress;
 use crate::model::ForwardError;
 use crate::pool::Blocks;
 use crate::sample::{SampleError, SamplingParams};
@@ -27,6 +28,8 @@ pub struct Job {
     pub start: Start,
     /// Hands the prompt's KV over with [`Finished`].
     pub keep_kv: bool,
+    /// Hears of the prompt's KV while it is computed.
+    pub progress: Option<Box<dyn KvProgress>>,
     /// Tenant or adapter: prompts share KV only under equal salts.
     pub salt: String,
 }

@@ -13,6 +13,7 @@
 //! | file       | what it does                                              |
 //! |------------|-----------------------------------------------------------|
 //! | `job`      | what goes in, what comes out, why not                     |
+//! | `progress` | who is told of a prompt's KV while it is computed         |
 //! | `events`   | the way back to the reader                                |
 //! | `inbox`    | the way into the thread                                   |
 //! | `sequence` | one request's tokens and blocks                           |
@@ -25,6 +26,7 @@ mod events;
 mod inbox;
 mod job;
 mod output;
+mod progress;
 mod schedule;
 mod sequence;
 mod stats;
@@ -38,6 +40,7 @@ use thiserror::Error;
 
 pub use events::{JobHandle, NoEvent};
 pub use job::{EngineError, Event, FinishReason, Finished, FinishedKv, Job, Start, SubmitError};
+pub use progress::KvProgress;
 pub use stats::EngineStats;
 
 use crate::model::{ForwardError, KvCache, Logits, Model, STEP_TOKENS_DEFAULT, Sequence};
@@ -61,6 +64,7 @@ pub trait Forward: Send + 'static {
     /// Turns tokens into text.
     fn tokenizer(&self) -> &Arc<Tokenizer>;
     /// Computes the tokens of a batch into the cache and returns the logits that were asked for, in the batch's order.
+    /// `stored` is called with each layer's number, in order, once the layer's KV of the whole batch is in the cache.
     ///
     /// # Errors
     /// [`ForwardError`] when the batch breaks a bound; nothing was computed then.
@@ -68,6 +72,7 @@ pub trait Forward: Send + 'static {
         &mut self,
         cache: &KvCache,
         batch: &[Sequence<'_>],
+        stored: &mut dyn FnMut(usize),
     ) -> Result<Vec<Option<Logits>>, ForwardError>;
 }
 
@@ -92,8 +97,9 @@ impl Forward for Model {
         &mut self,
         cache: &KvCache,
         batch: &[Sequence<'_>],
+        stored: &mut dyn FnMut(usize),
     ) -> Result<Vec<Option<Logits>>, ForwardError> {
-        Model::forward(self, cache, batch)
+        self.forward_by_layer(cache, batch, stored)
     }
 }
 
@@ -179,10 +185,10 @@ impl Engine {
     pub fn submit(&self, job: Job) -> Result<JobHandle, SubmitError> {
         let end = self.check(&job)?;
         let output = Output::new(&self.tokenizer, &job)?;
-        let Job { id, prompt, start, keep_kv, salt, .. } = job;
+        let Job { id, prompt, start, keep_kv, progress, salt, .. } = job;
         let loaded = self.usable(start, prompt.len())?;
         let (sink, handle) = events::channel(id, Arc::clone(&self.inbox));
-        let origin = Origin { prompt, end, loaded, keep_kv, salt };
+        let origin = Origin { prompt, end, loaded, keep_kv, progress, salt };
         let sequence = SequenceState::new(origin, &self.pool, output, sink);
         self.inbox.submit(sequence, self.queue_max, &self.counters)?;
         Ok(handle)

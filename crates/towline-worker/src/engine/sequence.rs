@@ -8,6 +8,7 @@ use towline_wire::prefix::{PrefixHasher, PrefixKey};
 use super::events::Sink;
 use super::job::{EngineError, Event, FinishReason, Finished, FinishedKv};
 use super::output::Output;
+use super::progress::KvProgress;
 use super::schedule::{Row, Work};
 use super::stats::Counters;
 use crate::model::{Logits, Sequence};
@@ -24,6 +25,8 @@ pub(super) struct Origin {
     pub(super) loaded: Option<Blocks>,
     /// Whether the prompt's KV is wanted at the end.
     pub(super) keep_kv: bool,
+    /// Who hears of the prompt's KV.
+    pub(super) progress: Option<Box<dyn KvProgress>>,
     /// Tenant or adapter.
     pub(super) salt: String,
 }
@@ -43,6 +46,7 @@ pub(super) struct SequenceState {
     /// Whether what it computes may be published: not on top of loaded blocks that nobody verified.
     shareable: bool,
     keep_kv: bool,
+    progress: Option<Box<dyn KvProgress>>,
     /// Prompt tokens that were there at the first start.
     found: Option<usize>,
     computed_prompt: usize,
@@ -52,7 +56,7 @@ pub(super) struct SequenceState {
 
 impl SequenceState {
     pub(super) fn new(origin: Origin, pool: &KvPool, output: Output, sink: Sink) -> Self {
-        let Origin { prompt: tokens, end, loaded, keep_kv, salt } = origin;
+        let Origin { prompt: tokens, end, loaded, keep_kv, progress, salt } = origin;
         let hasher = pool.hasher(&salt);
         Self {
             prompt: tokens.len(),
@@ -65,6 +69,7 @@ impl SequenceState {
             published: 0,
             shareable: true,
             keep_kv,
+            progress,
             found: None,
             computed_prompt: 0,
             output,
@@ -110,11 +115,31 @@ impl SequenceState {
             self.found = Some(of_prompt(cached + loaded));
             counters.found(of_prompt(cached), of_prompt(loaded));
         }
+        if let Some(progress) = &mut self.progress {
+            let mut blocks = self.blocks.share();
+            blocks.truncate(pool.blocks_for(self.prompt));
+            progress.handle_started(blocks);
+        }
         Ok(())
+    }
+
+    /// Whoever is to be told of each layer, when the next `tokens` tokens complete the prompt's KV. Put it back with
+    /// [`SequenceState::heard`].
+    pub(super) fn completing(&mut self, tokens: usize) -> Option<Box<dyn KvProgress>> {
+        let completes = self.computed < self.prompt && self.computed + tokens >= self.prompt;
+        if completes { self.progress.take() } else { None }
+    }
+
+    /// Takes back what [`SequenceState::completing`] gave.
+    pub(super) fn heard(&mut self, progress: Box<dyn KvProgress>) {
+        self.progress = Some(progress);
     }
 
     /// Gives all computed KV back; [`SequenceState::start`] begins again, with the tokens generated so far.
     pub(super) fn stop(&mut self, pool: &KvPool) {
+        if let Some(progress) = &mut self.progress {
+            progress.handle_stopped();
+        }
         self.blocks = pool.empty();
         (self.computed, self.published) = (0, 0);
     }

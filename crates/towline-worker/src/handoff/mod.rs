@@ -9,18 +9,33 @@
 //!                                                             check digests, release the lease
 //! ```
 //!
-//! - `keeper`: leases, fence slots, what peers may read;
-//! - `grant`: from a finished prompt to `kv_transfer_params`;
-//! - `pull`: from `kv_transfer_params` to verified blocks, driving the pure state machine `towline_wire::handoff`;
-//! - `peers`: one connection a pair, made when first needed.
+//! The owner's side, for engines of one or more ranks:
+//! - `keeper`: leases, fence slots, what peers may read (`places`: which block a byte belongs to);
+//! - `lender`: a lease on all ranks and its ticket, before or after the KV is computed.
+//!
+//! The reader's side, for a rank of any engine:
+//! - `links`: connections to other engines' ranks (`peers`: one a pair, made when first needed);
+//! - `pulling`: drives the pure state machine `towline_wire::handoff` over them (`receipts`: one a source);
+//! - `routes`: what is read from which rank, part by part.
+//!
+//! And both for this worker, an engine of one rank with a pool:
+//! - `grant`: from a finished prompt to `kv_transfer_params`; `early`: from a prompt whose layers are still computed;
+//! - `pull`: from `kv_transfer_params` to verified blocks.
 //!
 //! Only full blocks travel, and never the last token's: decode computes at most one block of the prompt itself, which
 //! gives it the logits of the first token without trusting a sampled token from elsewhere.
 
+mod early;
 mod grant;
 mod keeper;
+mod lender;
+mod links;
 mod peers;
+mod places;
 mod pull;
+mod pulling;
+mod receipts;
+mod routes;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,15 +49,19 @@ use towline_wire::auth::ClusterKey;
 use towline_wire::contract::Contract;
 use towline_wire::digest::DigestMode;
 use towline_wire::fence::SLOT_BYTES;
-use towline_wire::id::RegionId;
+use towline_wire::layout::Group;
 use towline_wire::prefix::PrefixHasher;
+use towline_wire::reshard::Array;
+use towline_wire::shard::Sharding;
 
-pub use grant::GrantError;
-pub use keeper::LeaseStats;
+pub use early::EarlyTicket;
+pub use keeper::{Hold, Keeper, LeaseStats, RankMemory};
+pub use lender::{GrantError, Lender, LendingRank, Lent, Loan, RankShare};
+pub use links::{Links, PullWatch, RankPull};
+pub use places::GroupMemory;
 pub use pull::{PullError, Pulled};
 
-use keeper::Keeper;
-use peers::Peers;
+use grant::Granter;
 
 use crate::pool::KvPool;
 
@@ -52,6 +71,12 @@ pub const FENCE_SLOTS: u64 = 4096;
 /// How many blocks of a prompt travel: the full ones, without the last token's.
 fn transferable_blocks(prompt_tokens: usize, block_tokens: usize) -> usize {
     prompt_tokens.saturating_sub(1) / block_tokens.max(1)
+}
+
+/// Layers of the model whose KV the pool keeps.
+fn depth(pool: &KvPool) -> u32 {
+    let last = |group: &Group| group.layers.last().map_or(0, |layer| layer.saturating_add(1));
+    pool.cache().layout().groups.iter().map(last).max().unwrap_or(0)
 }
 
 /// Names a prompt's tokens in a ticket.
@@ -100,17 +125,15 @@ pub struct HandoffStats {
 pub struct Handoff {
     agent: Agent,
     key: ClusterKey,
-    transport: TransportChoice,
-    contract: Contract,
     audience: String,
     pull_deadline: Duration,
-    digest: DigestMode,
     pool: KvPool,
     keeper: Arc<Keeper>,
-    peers: Peers,
+    granter: Arc<Granter>,
+    links: Links,
     stats: HandoffStats,
-    kv: Region,
-    fences: Region,
+    /// Peers read them as long as they are registered.
+    _regions: [Region; 2],
     expiry: Option<JoinHandle<()>>,
 }
 
@@ -121,33 +144,41 @@ impl Handoff {
     /// [`HandoffStartError`]: the port is taken, memory is short, a thread can't be started.
     pub fn start(config: HandoffConfig, pool: KvPool) -> Result<Self, HandoffStartError> {
         let fences = Arc::new(Memory::allocate("towline-fences", FENCE_SLOTS * SLOT_BYTES)?);
-        let keeper =
-            Arc::new(Keeper::new(Arc::clone(&fences), pool.geometry().block_bytes, config.lease_ttl));
-        let key = config.agent.key.clone();
-        let agent = Agent::start(config.agent, Arc::clone(&keeper) as Arc<_>)?;
+        let geometry = pool.geometry();
+        let arrays = vec![Array { base: 0, stride: geometry.block_bytes }];
+        let groups = vec![GroupMemory { arrays: arrays.clone(), blocks: geometry.blocks }];
+        let memory = RankMemory { fences: Arc::clone(&fences), groups };
+        let keeper = Arc::new(Keeper::new(vec![memory], config.lease_ttl));
+        let (key, engine) = (config.agent.key.clone(), config.agent.engine);
+        let agent = Agent::start(config.agent, keeper.owner(0))?;
         let options = |role, leased| RegionOptions { role, peer_writable: false, leased };
         let kv = agent.register(Arc::clone(pool.memory()), options(RegionRole::Kv, true))?;
         let fences = agent.register(fences, options(RegionRole::Fence, false))?;
-        keeper.serve(kv.id());
-        let runner = Arc::clone(&keeper);
-        let expiry = std::thread::Builder::new()
-            .name("towline-leases".into())
-            .spawn(move || runner.run_expiry())
-            .map_err(HandoffStartError::Thread)?;
+        keeper.serve(0, kv.id());
+        let rank = LendingRank::new(&agent, (&kv, &fences), vec![arrays]);
+        let depth = depth(&pool);
+        let lender = Lender {
+            keeper: Arc::clone(&keeper),
+            ranks: vec![rank],
+            engine,
+            layout: None,
+            sharding: Sharding { tp_size: 1, stage_layers: vec![depth] },
+            key: key.clone(),
+            audience: config.audience.clone(),
+        };
+        let granter = Granter { lender, pool: pool.clone(), digest: config.digest, depth };
+        let expiry = keeper.start_expiry().map_err(HandoffStartError::Thread)?;
         Ok(Self {
+            links: Links::new(agent.clone(), config.transport, config.contract),
             agent,
             key,
-            transport: config.transport,
-            contract: config.contract,
             audience: config.audience,
             pull_deadline: config.pull_deadline,
-            digest: config.digest,
             pool,
             keeper,
-            peers: Peers::default(),
+            granter: Arc::new(granter),
             stats: HandoffStats::default(),
-            kv,
-            fences,
+            _regions: [kv, fences],
             expiry: Some(expiry),
         })
     }
@@ -175,10 +206,6 @@ impl Handoff {
     /// Counters of pulls.
     pub fn stats(&self) -> &HandoffStats {
         &self.stats
-    }
-
-    fn regions(&self) -> (RegionId, RegionId) {
-        (self.kv.id(), self.fences.id())
     }
 
     fn count(&self, outcome: &Result<Pulled, PullError>) {

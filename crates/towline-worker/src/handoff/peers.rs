@@ -1,16 +1,17 @@
-//! One connection for each prefill worker, made when first needed and kept while it is good.
+//! One connection for each rank that was read, made when first needed and kept while it is good.
 //!
 //! Only addresses from sealed tickets come here. A connection is replaced when it closed, or when a ticket names
-//! another incarnation of the worker: KV of a restarted worker is never read through the old session.
+//! another incarnation of the rank: KV of a restarted one is never read through the old session.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::Mutex as AsyncMutex;
 use towline_fabric::{ConnectError, Peer};
-use towline_wire::ticket::Ticket;
+use towline_wire::id::EngineId;
+use towline_wire::ticket::RankTicket;
 
-/// Most prefill workers that one decode worker keeps a connection to. One more first drops those that are closed and, if
+/// Most ranks that one rank keeps a connection to. One more first drops those that are closed and, if
 /// all are open, forgets all: connecting again takes a millisecond, and pulls under way keep their own handle.
 const PEERS_MAX: usize = 1024;
 
@@ -22,11 +23,12 @@ pub(super) struct Peers {
 }
 
 impl Peers {
-    /// The connection to the ticket's owner: a kept one, or one that `connect` makes. Requests for the same owner
-    /// wait for one attempt instead of making several.
+    /// The connection to the ticket's owner, a rank of `engine`: a kept one, or one that `connect` makes. Requests for
+    /// the same owner wait for one attempt instead of making several.
     pub(super) async fn reach<F>(
         &self,
-        ticket: &Ticket,
+        engine: EngineId,
+        ticket: &RankTicket,
         connect: impl FnOnce() -> F,
     ) -> Result<Peer, ConnectError>
     where
@@ -34,7 +36,7 @@ impl Peers {
     {
         let slot = self.slot(&ticket.address);
         let mut kept = slot.lock().await;
-        if let Some(peer) = kept.as_ref().filter(|peer| is_owner(peer, ticket)) {
+        if let Some(peer) = kept.as_ref().filter(|peer| is_owner(peer, engine, ticket)) {
             return Ok(peer.clone());
         }
         *kept = None;
@@ -61,10 +63,10 @@ fn is_open(peer: Option<&Peer>) -> bool {
     peer.is_some_and(Peer::is_open)
 }
 
-fn is_owner(peer: &Peer, ticket: &Ticket) -> bool {
+fn is_owner(peer: &Peer, engine: EngineId, ticket: &RankTicket) -> bool {
     let card = peer.card();
     peer.is_open()
         && card.boot_epoch == ticket.boot_epoch
         && card.agent == ticket.agent
-        && card.engine == ticket.engine
+        && card.engine == engine
 }

@@ -245,6 +245,7 @@ fn job(ask: Ask, id: String, start: crate::engine::Start) -> Job {
         ignore_eos: ask.ignore_eos,
         start,
         keep_kv: ask.kv == KvAsk::Keep,
+        progress: None,
         logprobs: ask.logprobs,
         salt: ask.salt,
     }

@@ -122,13 +122,14 @@ impl Engine {
         self.step_tokens
     }
 
-    /// Runs a checked batch.
+    /// Runs a checked batch, and calls `stored` with the number of each layer as soon as the K and V of all rows are in
+    /// the cache: the layer's attention and all that follows is still to be computed then.
     pub(super) fn step(
         &mut self,
-        config: &Config,
-        weights: &Weights,
+        (config, weights): (&Config, &Weights),
         cache: &KvCache,
         batch: &[Sequence<'_>],
+        stored: &mut dyn FnMut(usize),
     ) -> Vec<Option<Logits>> {
         let slots = slots(cache, batch);
         if slots.is_empty() {
@@ -138,6 +139,8 @@ impl Engine {
         self.embed(&step);
         self.turn(&step);
         for index in 0..weights.layers.len() {
+            self.keys(&step, index);
+            stored(index);
             self.attention(&step, index);
             self.feed_forward(&step, &weights.layers[index]);
         }
@@ -169,19 +172,25 @@ impl Engine {
         });
     }
 
-    fn attention(&mut self, step: &Step<'_>, index: usize) {
-        let (config, layer, count) = (step.config, &step.weights.layers[index], step.slots.len());
-        self.norm(config, &layer.attention_norm, count);
+    /// Queries, keys and values of a layer; the latter two go to the cache. The team has joined when this returns, so
+    /// all of them are stored for whoever is told.
+    fn keys(&mut self, step: &Step<'_>, index: usize) {
+        let (layer, count) = (&step.weights.layers[index], step.slots.len());
+        self.norm(step.config, &layer.attention_norm, count);
         let stride = layer.qkv.n_padded();
         self.qkv.resize(count * stride, 0.0);
         product(self.level, &layer.qkv, &self.activations, Into::Store).run(&mut self.team, &mut self.qkv);
         self.rotate_and_keep(step, index, stride);
+    }
+
+    fn attention(&mut self, step: &Step<'_>, index: usize) {
+        let (config, layer, count) = (step.config, &step.weights.layers[index], step.slots.len());
         self.attended.resize(count * config.query_width(), 0.0);
         let shape = Shape {
             heads: config.heads,
             kv_heads: config.kv_heads,
             head_dim: config.head_dim,
-            query_stride: stride,
+            query_stride: layer.qkv.n_padded(),
             block_tokens: step.cache.block_tokens(),
         };
         let attention =

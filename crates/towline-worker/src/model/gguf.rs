@@ -1,6 +1,6 @@
 //! GGUF files, read with suspicion.
 //!
-//! Candle parses the format and its quantised types. Before it does, [`scan`] walks the header without keeping
+//! Candle parses the format and its quantised types. Before it does, `scan` walks the header without keeping
 //! anything: counts, lengths and nesting are checked against the file's size and against bounds no model exceeds, so
 //! that parsing allocates a small multiple of the file at most and cannot meet the values that make it panic (an
 //! alignment of 0). Layout after the specification, <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>,

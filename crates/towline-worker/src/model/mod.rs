@@ -174,7 +174,21 @@ impl Model {
         cache: &KvCache,
         batch: &[Sequence<'_>],
     ) -> Result<Vec<Option<Logits>>, ForwardError> {
+        self.forward_by_layer(cache, batch, &mut |_| ())
+    }
+
+    /// As [`Model::forward`], and calls `stored` with each layer's number, from 0, as soon as the layer's K and V of all
+    /// tokens of the batch are in `cache`, before what depends on them is computed. The result is the same.
+    ///
+    /// # Errors
+    /// As [`Model::forward`]; `stored` was not called then.
+    pub fn forward_by_layer(
+        &mut self,
+        cache: &KvCache,
+        batch: &[Sequence<'_>],
+        stored: &mut dyn FnMut(usize),
+    ) -> Result<Vec<Option<Logits>>, ForwardError> {
         forward::check(&self.config, self.engine.step_tokens(), cache, batch)?;
-        Ok(self.engine.step(&self.config, &self.weights, cache, batch))
+        Ok(self.engine.step((&self.config, &self.weights), cache, batch, stored))
     }
 }

@@ -37,6 +37,7 @@ pub(crate) fn job(prompt: &[u32], max_tokens: u32) -> Job {
         logprobs: false,
         start: Start::Fresh,
         keep_kv: false,
+        progress: None,
         salt: String::new(),
     }
 }
@@ -200,6 +201,7 @@ impl Forward for Fake {
         &mut self,
         cache: &KvCache,
         batch: &[Sequence<'_>],
+        stored: &mut dyn FnMut(usize),
     ) -> Result<Vec<Option<Logits>>, ForwardError> {
         self.controls.pass();
         *self.controls.task.lock().unwrap() = std::fs::canonicalize("/proc/thread-self").unwrap();
@@ -212,7 +214,9 @@ impl Forward for Fake {
         );
         let tokens: usize = batch.iter().map(|sequence| sequence.tokens.len()).sum();
         assert!(tokens <= self.step_tokens && batch.iter().all(|sequence| !sequence.tokens.is_empty()));
-        Ok(batch.iter().map(|sequence| self.run(cache, sequence)).collect())
+        let logits = batch.iter().map(|sequence| self.run(cache, sequence)).collect();
+        stored(0);
+        Ok(logits)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use prost::Message;
 use towline_wire::auth::{CHALLENGE_BYTES, Client, Identity, Purpose, Server};
-use towline_wire::blocks::{BlockList, Extent};
+use towline_wire::blocks::Extent;
 use towline_wire::card::{AgentCard, Endpoint, Fingerprint, RegionCard};
 use towline_wire::control::{self, Body, v1};
 use towline_wire::digest::{DigestMode, Digests};
@@ -12,9 +12,11 @@ use towline_wire::frame::{FrameKind, Reply, Request, Sealer, Status};
 use towline_wire::id::{AgentName, BootEpoch, EngineId, Generation, LeaseId, RegionId};
 use towline_wire::kv_params::{PrefillParams, RemoteKv, TransferMode};
 use towline_wire::layout::{Arrangement, Gqa, Group, GroupKind, HeadOrder, KvLayout, Part, Split};
+use towline_wire::parts::Parts;
 use towline_wire::receipt::TransportKind;
+use towline_wire::reshard::Array;
 use towline_wire::shard::Sharding;
-use towline_wire::ticket::{SealedTicket, TICKET_SCHEMA, Ticket};
+use towline_wire::ticket::{BlockTable, GroupBlocks, RankTicket, SealedTicket, TICKET_SCHEMA, Ticket};
 
 use super::harness::{SERVER_NONCE, key};
 
@@ -133,12 +135,9 @@ pub(super) fn challenges() -> Seeds {
     vec![challenge.to_vec()]
 }
 
-fn sealed(indices: Vec<u32>) -> SealedTicket {
-    let count = indices.len();
-    Ticket {
-        schema: TICKET_SCHEMA,
-        engine: engine(),
-        agent: name("prefill-0"),
+fn rank(agent: &str, count: usize) -> RankTicket {
+    RankTicket {
+        agent: name(agent),
         boot_epoch: BootEpoch(u64::MAX),
         address: "127.0.0.1:7000".into(),
         lease: LeaseId(4),
@@ -146,28 +145,57 @@ fn sealed(indices: Vec<u32>) -> SealedTicket {
         slot: 1,
         region: RegionId(1),
         fence_region: RegionId(2),
-        blocks: BlockList { group: 0, bases: vec![0, 1 << 20], block_bytes: 64, stride: 64, indices },
-        block_tokens: 16,
-        tokens: u32::try_from(count).unwrap() * 16,
-        prompt_hash: "00ff".into(),
+        parts_ready: 1,
+        groups: vec![GroupBlocks { arrays: vec![Array { base: 64, stride: 4096 }], table: 0 }],
         digests: Digests::of(DigestMode::Full, count, |position| position as u64 * 0x0123_4567_89ab),
+    }
+}
+
+fn ticket(blocks: Vec<u32>) -> Ticket {
+    Ticket {
+        schema: TICKET_SCHEMA,
+        engine: engine(),
+        layout: None,
+        tp_size: 1,
+        stage_layers: vec![4],
+        ranks: vec![rank("prefill-0", blocks.len())],
+        tokens: u32::try_from(blocks.len()).unwrap() * 16,
+        tables: vec![BlockTable { first_block: 0, blocks }],
+        part_layers: Parts::whole(4),
+        prompt_hash: "00ff".into(),
         audience: "default".into(),
         expires_unix_s: 1_900_000_000,
     }
-    .seal(&key())
+}
+
+/// Two ranks, one table, lent layer by layer.
+fn sharded() -> Ticket {
+    let ranks = ["p/0", "p/1"].map(|agent| rank(agent, 2)).to_vec();
+    Ticket { layout: Some(gqa()), tp_size: 2, ranks, part_layers: Parts::by_layer(4), ..ticket(vec![5, 2]) }
+}
+
+fn seal(ticket: Ticket) -> SealedTicket {
+    ticket.seal(&key())
 }
 
 pub(super) fn tickets() -> Seeds {
-    [vec![5, 2], vec![]].map(|indices| serde_json::to_vec(&sealed(indices)).unwrap()).to_vec()
+    [ticket(vec![5, 2]), ticket(vec![]), sharded()]
+        .map(|ticket| serde_json::to_vec(&seal(ticket)).unwrap())
+        .to_vec()
 }
 
 /// Tickets that a holder of the key could seal and nobody can serve: they must be refused, not computed with.
 pub(super) fn impossible_tickets() -> Seeds {
-    let mut wide = sealed(vec![0, 0, 0]).ticket;
-    wide.blocks = BlockList { bases: vec![0], block_bytes: 1 << 63, stride: 1 << 63, ..wide.blocks };
-    let mut many = sealed(vec![0; 5]).ticket;
-    many.blocks = BlockList { bases: vec![0; 4096], block_bytes: 1 << 52, stride: u64::MAX, ..many.blocks };
-    [wide, many].map(|ticket| serde_json::to_vec(&ticket.seal(&key())).unwrap()).to_vec()
+    let array = |base, stride| {
+        let mut ticket = ticket(vec![0, 3]);
+        ticket.ranks[0].groups[0].arrays[0] = Array { base, stride };
+        ticket
+    };
+    let mut deep = ticket(vec![1]);
+    deep.stage_layers = vec![u32::MAX, u32::MAX];
+    [array(0, u64::MAX / 2), array(u64::MAX, 1), deep]
+        .map(|ticket| serde_json::to_vec(&seal(ticket)).unwrap())
+        .to_vec()
 }
 
 pub(super) fn remote_kvs() -> Seeds {
@@ -185,7 +213,7 @@ pub(super) fn remote_kvs() -> Seeds {
         remote_prefill_cached_tokens: 0,
         towline,
     };
-    [of(Some(sealed(vec![5, 2]))), of(None)].map(|params| serde_json::to_vec(&params).unwrap()).to_vec()
+    [of(Some(seal(ticket(vec![5, 2])))), of(None)].map(|params| serde_json::to_vec(&params).unwrap()).to_vec()
 }
 
 pub(super) fn prefill_params() -> Seeds {

@@ -11,7 +11,7 @@ use super::world::{SWEEP_LATE_US, World, moment};
 /// A broken promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Violation {
-    /// A reader ended with success and does not hold its request's bytes.
+    /// A reader was told that a part is complete, or ended with success, and does not hold its request's bytes.
     WrongBytes(String),
     /// A reader ended with success after a changed generation, or with a fence older than its data.
     Unfenced(String),
@@ -60,6 +60,22 @@ impl World<'_> {
         Ok(())
     }
 
+    /// Judges a part at the moment at which its reader is told of it.
+    pub(super) fn check_part(&mut self, index: usize, part: u32) -> Result<(), Violation> {
+        let reader = &mut self.readers[index];
+        reader.parts_told = part + 1;
+        // A flipped bit shows at the end, where digests are compared.
+        if !reader.has(part) && !self.scenario.corrupts {
+            return Err(Violation::WrongBytes(format!("reader {index} took them for part {part}")));
+        }
+        let parts = reader.ticket.as_ref().map_or(0, |ticket| ticket.parts);
+        let counted = reader.fence.and_then(|fence| Fence::decode(&fence.bytes).ok());
+        if counted.is_some_and(|fence| fence.parts_ready < u64::from(parts)) {
+            self.tally.count("a part arrived before the next was computed");
+        }
+        Ok(())
+    }
+
     /// Judges a handoff at the moment at which it ended, once.
     pub(super) fn check_outcome(&mut self, index: usize) -> Result<(), Violation> {
         let reader = &self.readers[index];
@@ -96,6 +112,17 @@ impl World<'_> {
             self.tally.count("saved by the fence alone");
         }
         let reader = &mut self.readers[index];
+        let parts = reader.ticket.as_ref().map_or(0, |ticket| ticket.parts);
+        match &outcome {
+            Ok(()) if parts > 1 => self.tally.count("success in parts"),
+            Err(HandoffError::Expired { .. }) if (1..parts).contains(&reader.parts_told) => {
+                self.tally.count("expired between parts");
+            }
+            Err(HandoffError::Unreachable { .. }) if (1..parts).contains(&reader.parts_told) => {
+                self.tally.count("owner died between parts");
+            }
+            _ => {}
+        }
         reader.recorded = true;
         let torn = reader.fence.is_some_and(|fence| Fence::decode(&fence.bytes) == Err(FenceError::Torn));
         let code = match &outcome {

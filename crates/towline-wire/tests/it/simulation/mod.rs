@@ -74,6 +74,10 @@ fn every_seed_keeps_the_promises_of_a_handoff() {
         "cancelled",
         "peer_restarted",
         "reader crashed in a handoff",
+        "success in parts",
+        "a part arrived before the next was computed",
+        "expired between parts",
+        "owner died between parts",
     ] {
         assert!(tally.of(what) >= SEEDS / 500, "{what:?} happened {} times only: {tally:#?}", tally.of(what));
     }
@@ -97,6 +101,21 @@ fn an_owner_that_frees_before_it_fences_is_caught() {
 #[test]
 fn an_owner_that_shows_a_lease_without_its_lock_is_caught() {
     assert_caught(Mutant::OwnerShowsUnlocked, 1);
+}
+
+#[test]
+fn an_owner_that_counts_a_part_before_its_data_is_caught() {
+    assert_caught(Mutant::OwnerCountsFirst, 20);
+}
+
+#[test]
+fn an_owner_that_counts_for_a_lease_that_is_over_is_caught() {
+    assert_caught(Mutant::OwnerCountsUnlocked, 1);
+}
+
+#[test]
+fn a_reader_that_does_not_wait_for_the_count_is_caught() {
+    assert_caught(Mutant::ReaderIgnoresCount, 20);
 }
 
 #[test]

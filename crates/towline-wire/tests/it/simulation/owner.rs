@@ -1,35 +1,47 @@
 //! One incarnation of the owner: its book of leases, its pool's memory, its fence slots.
 //!
 //! The order in which it stores and frees is what `towline-worker`'s keeper does: parts, complement, generation, then
-//! the blocks. Every store is an event of its own, so that a reader, another thread of the owner, or a pause can come
-//! between any two.
+//! the blocks; and while it computes, a part's data, then its count. Every store is an event of its own, so that a
+//! reader, another thread of the owner, or a pause can come between any two.
 
 use towline_wire::fence::Fence;
 use towline_wire::id::{BootEpoch, Generation};
 use towline_wire::lease::{Grant, LeaseTable, Revocation};
 
-use super::scenario::{BLOCK_BYTES, SLICE_BYTES, Scenario, content};
+use super::scenario::{BLOCK_BYTES, SLICE_BYTES, SLICES, Scenario, content};
 
 /// How often a waiter looks at the book's lock, in µs.
 const LOCK_POLL_US: u64 = 100;
+/// The word that counts parts.
+const PARTS: usize = 2;
 /// Words are stored in this order: parts, complement, generation.
-const STORE_ORDER: [usize; 3] = [2, 1, 0];
+const STORE_ORDER: [usize; 3] = [PARTS, 1, 0];
 
 /// Stores that one thread of the owner has under way.
 #[derive(Debug)]
 pub(super) enum Store {
-    /// A new lease is shown in its slot; then its ticket goes out.
-    Show { grant: Grant, request: usize, blocks: Vec<u32> },
+    /// A new lease is shown in its slot, with as many parts; then its ticket goes out.
+    Show { lent: Lent, parts_ready: u32 },
     /// A lease that is over is fenced; then its blocks are free.
     Fence(Revocation),
     /// The mutant's: its blocks are free already.
     Late { slot: u32, generation: Generation },
 }
 
+/// A request's blocks and the lease on them.
+#[derive(Clone, Debug)]
+pub(super) struct Lent {
+    pub(super) grant: Grant,
+    pub(super) request: usize,
+    pub(super) blocks: Vec<u32>,
+}
+
 impl Store {
     fn target(&self) -> (u32, Generation, u64) {
         match self {
-            Self::Show { grant, .. } => (grant.slot, grant.generation, 1),
+            Self::Show { lent, parts_ready } => {
+                (lent.grant.slot, lent.grant.generation, u64::from(*parts_ready))
+            }
             Self::Fence(over) => (over.slot, over.generation, 0),
             Self::Late { slot, generation } => (*slot, *generation, 0),
         }
@@ -39,7 +51,7 @@ impl Store {
 /// What a finished store lets happen.
 pub(super) enum Stored {
     More(Store),
-    Shown { grant: Grant, request: usize, blocks: Vec<u32> },
+    Shown(Lent),
     Fenced(Vec<u32>),
     Nothing,
 }
@@ -121,9 +133,9 @@ impl Owner {
         let mut write = |slot: u32| slots[slot as usize][word] = value;
         match store {
             Store::Fence(over) if last => return Stored::Fenced(over.fenced(|slot, _| write(slot))),
-            Store::Show { grant, request, blocks } if last => {
+            Store::Show { lent, .. } if last => {
                 write(slot);
-                return Stored::Shown { grant, request, blocks };
+                return Stored::Shown(lent);
             }
             Store::Late { .. } if last => {
                 write(slot);
@@ -132,6 +144,32 @@ impl Owner {
             _ => write(slot),
         }
         Stored::More(store)
+    }
+
+    /// Part `part` of a request that was lent early is computed into its blocks, unless they were taken back.
+    pub(super) fn compute(&mut self, lent: &Lent, part: u32) {
+        if self.table.check(lent.grant.lease, lent.grant.generation, [].into_iter()).is_err() {
+            return;
+        }
+        let half = part as usize % SLICES;
+        let range = half * SLICE_BYTES..(half + 1) * SLICE_BYTES;
+        for (position, block) in lent.blocks.iter().enumerate() {
+            let bytes = content(lent.request as u64, position);
+            self.memory[*block as usize][range.clone()].copy_from_slice(&bytes[range.clone()]);
+        }
+    }
+
+    /// Counts `ready` parts, if the lease still holds.
+    pub(super) fn count(&mut self, grant: &Grant, ready: u32) {
+        let slots = &mut self.slots;
+        let store = |slot: u32, ready: u32| slots[slot as usize][PARTS] = u64::from(ready);
+        // Nothing to count for a lease that is over.
+        _ = self.table.mark(grant.lease, grant.generation, ready, store);
+    }
+
+    /// The mutant's: counts without asking whether the lease holds.
+    pub(super) fn count_blindly(&mut self, grant: &Grant, ready: u32) {
+        self.slots[grant.slot as usize][PARTS] = u64::from(ready);
     }
 
     /// A slice of a block as it is now.

@@ -1,12 +1,14 @@
 //! One reader: what it knows of its handoff, what arrived, and the bookkeeping that invariants need.
 
+use std::ops::Range;
+
 use towline_wire::digest::{BlockDigest, DigestMismatch, Digests};
 use towline_wire::fence::Fence;
 use towline_wire::handoff::{Handoff, HandoffError};
-use towline_wire::id::BootEpoch;
+use towline_wire::id::{AgentName, BootEpoch};
 use towline_wire::lease::Grant;
 
-use super::scenario::{BLOCK_BYTES, SLICE_BYTES, content};
+use super::scenario::{BLOCK_BYTES, SLICE_BYTES, SLICES, content};
 
 /// What a reader is told about the KV that it should fetch; a sealed ticket's content, as far as it matters here.
 #[derive(Clone, Debug)]
@@ -15,6 +17,8 @@ pub(super) struct Ticket {
     pub(super) grant: Grant,
     pub(super) blocks: Vec<u32>,
     pub(super) digests: Digests,
+    pub(super) parts: u32,
+    pub(super) parts_ready: u32,
 }
 
 /// What is read: a slice of the data, or the fence slot.
@@ -34,6 +38,7 @@ pub(super) struct FenceSeen {
 }
 
 pub(super) struct Reader {
+    pub(super) name: AgentName,
     pub(super) request: usize,
     pub(super) ticket: Option<Ticket>,
     pub(super) handoff: Option<Handoff>,
@@ -44,6 +49,13 @@ pub(super) struct Reader {
     /// When the last slice was read from the owner's memory.
     pub(super) data_us: u64,
     pub(super) fence: Option<FenceSeen>,
+    /// The mutant's: parts to be read once its early fence has landed, and whether that fence is still to be used.
+    pub(super) postponed: Option<Range<u32>>,
+    pub(super) fenced_early: bool,
+    /// When it means to look at its slot again.
+    pub(super) tick_at: u64,
+    /// Parts that it was told are complete.
+    pub(super) parts_told: u32,
     /// Whether the machine was told, in time, that it is connected: from then on it owes a release.
     pub(super) connected: bool,
     pub(super) release_asked: bool,
@@ -54,8 +66,9 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    pub(super) fn new(request: usize) -> Self {
+    pub(super) fn new(request: usize, number: usize) -> Self {
         Self {
+            name: AgentName::new(format!("d/{request}/{number}")).unwrap(),
             request,
             ticket: None,
             handoff: None,
@@ -64,6 +77,10 @@ impl Reader {
             slices_left: 0,
             data_us: 0,
             fence: None,
+            postponed: None,
+            fenced_early: false,
+            tick_at: 0,
+            parts_told: 0,
             connected: false,
             release_asked: false,
             crashed: false,
@@ -73,8 +90,20 @@ impl Reader {
         }
     }
 
-    pub(super) fn slices(&self) -> usize {
-        self.buffer.len() / SLICE_BYTES
+    /// The slices of these parts.
+    pub(super) fn slices(&self, parts: &Range<u32>) -> Vec<usize> {
+        let of_whole = self.ticket.as_ref().is_none_or(|ticket| ticket.parts == 1);
+        let wanted = |slice: &usize| of_whole || parts.contains(&u32::try_from(slice % SLICES).unwrap());
+        (0..self.buffer.len() / SLICE_BYTES).filter(wanted).collect()
+    }
+
+    /// Whether it holds exactly the bytes of part `part` of its request.
+    pub(super) fn has(&self, part: u32) -> bool {
+        self.slices(&(part..part + 1)).into_iter().all(|slice| {
+            let expected = content(self.request as u64, slice / SLICES);
+            let (at, within) = (slice * SLICE_BYTES, slice % SLICES * SLICE_BYTES);
+            self.buffer[at..at + SLICE_BYTES] == expected[within..within + SLICE_BYTES]
+        })
     }
 
     pub(super) fn land(&mut self, slice: usize, bytes: &[u8]) {

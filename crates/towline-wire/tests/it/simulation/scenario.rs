@@ -6,8 +6,11 @@ use crate::random::Random;
 
 /// Bytes of a block.
 pub(super) const BLOCK_BYTES: usize = 16;
-/// Bytes of a slice: two a block, so that a block can be torn as well as a list of blocks.
+/// Bytes of a slice: two a block, so that a block can be torn as well as a list of blocks. Where KV is lent in two
+/// parts, the first slice of every block is part 0 and the second is part 1, as layers are.
 pub(super) const SLICE_BYTES: usize = 8;
+/// Slices of a block.
+pub(super) const SLICES: usize = BLOCK_BYTES / SLICE_BYTES;
 /// After this nothing new begins, in µs; what runs still ends.
 pub(super) const QUIET_US: u64 = 150_000;
 
@@ -31,8 +34,14 @@ pub(super) enum Mutant {
     OwnerFreesFirst,
     /// The owner shows a new lease in its slot without keeping the book locked, so that the lease can end meanwhile.
     OwnerShowsUnlocked,
+    /// The owner counts a part as ready, and only then stores its data.
+    OwnerCountsFirst,
+    /// The owner stores a count without its book: it may come when the slot shows another lease.
+    OwnerCountsUnlocked,
     /// The reader reads the fence before the data.
     ReaderFencesFirst,
+    /// The reader does not wait until a part is counted.
+    ReaderIgnoresCount,
     /// The reader does not compare the boot epoch when it connects.
     ReaderForgetsEpoch,
 }
@@ -57,6 +66,26 @@ pub(super) struct Request {
     pub(super) at_us: u64,
     pub(super) blocks: usize,
     pub(super) readers: u32,
+    pub(super) lending: Lending,
+}
+
+/// When a request's KV is lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lending {
+    /// When all of it is computed, as one part.
+    Whole,
+    /// Before any of it is, as two parts.
+    Early,
+}
+
+impl Lending {
+    /// Parts, and how many of them are ready when the ticket goes out.
+    pub(super) fn parts(self) -> (u32, u32) {
+        match self {
+            Self::Whole => (1, 1),
+            Self::Early => (2, 0),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -77,28 +106,34 @@ pub(super) struct Scenario {
     pub(super) tail_permille: u64,
     /// Longest time between two stores of the owner: a thread may lose its CPU in between.
     pub(super) store_gap_us: u64,
+    /// Longest time that computing a part takes.
+    pub(super) compute_us: u64,
     pub(super) requests: Vec<Request>,
     pub(super) faults: Vec<(u64, Fault)>,
 }
 
 impl Scenario {
     pub(super) fn of(random: &mut Random) -> Self {
+        let digests = [DigestMode::Off, DigestMode::Off, DigestMode::Sampled, DigestMode::Full];
+        let digests = digests[random.index(4)];
+        let corrupts = digests == DigestMode::Full && random.chance(200);
+        // What is lent before it is computed has no digests: a flipped bit would go unnoticed, as nobody promised else.
+        let early_permille = if corrupts { 0 } else { 500 };
         let requests: Vec<_> = (0..random.within(1, 3))
             .map(|_| Request {
                 at_us: random.within(0, 60_000),
                 blocks: random.index(3) + 1,
                 readers: if random.chance(200) { 2 } else { 1 },
+                lending: if random.chance(early_permille) { Lending::Early } else { Lending::Whole },
             })
             .collect();
         let readers = requests.iter().map(|request| request.readers as usize).sum();
-        let digests = [DigestMode::Off, DigestMode::Off, DigestMode::Sampled, DigestMode::Full];
-        let digests = digests[random.index(4)];
         Self {
             blocks: random.index(5) + 3,
             slots: [1, 2, 4][random.index(3)],
             wire: [Wire::Mapped, Wire::Remote, Wire::Served][random.index(3)],
             digests,
-            corrupts: digests == DigestMode::Full && random.chance(200),
+            corrupts,
             ttl_us: random.within(4_000, 40_000),
             deadline_us: random.within(5_000, 80_000),
             latency_us: random.within(50, 2_000),
@@ -106,6 +141,7 @@ impl Scenario {
             loss_permille: [0, 20, 150][random.index(3)],
             tail_permille: [0, 30, 200][random.index(3)],
             store_gap_us: [1, 20, 500, 8_000][random.index(4)],
+            compute_us: [10, 2_000, 20_000][random.index(3)],
             faults: (0..random.within(0, 2)).flat_map(|_| fault(random, readers)).collect(),
             requests,
         }

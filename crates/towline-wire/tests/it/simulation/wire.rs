@@ -4,12 +4,14 @@
 //! may be executed twice by a network that repeats a lost answer (RDMA's reliable transport does that), at any time
 //! before they complete, in any order.
 
-use towline_wire::handoff::{Action, Event, HandoffError};
+use std::ops::Range;
+
+use towline_wire::handoff::{Action, Event, Handoff, HandoffError, Source};
 use towline_wire::id::BootEpoch;
 
 use super::invariant::Violation;
 use super::reader::{FenceSeen, Target, Ticket};
-use super::scenario::{BLOCK_BYTES, Mutant, SLICE_BYTES, Wire};
+use super::scenario::{BLOCK_BYTES, Mutant, SLICE_BYTES, SLICES, Wire};
 use super::world::{Ask, Happening, News, World, moment};
 
 /// How long a dialler waits before a missing answer is an error, in µs.
@@ -48,7 +50,11 @@ impl World<'_> {
             News::Greeted(incarnation, epoch) => {
                 let expected = self.readers[reader].ticket.as_ref().map(|ticket| ticket.epoch);
                 let known = expected == Some(epoch) || self.mutant == Mutant::ReaderForgetsEpoch;
-                let event = if known { Event::Connected } else { Event::Failed(HandoffError::PeerRestarted) };
+                let event = if known {
+                    Event::Connected { source: 0 }
+                } else {
+                    Event::Failed(HandoffError::PeerRestarted)
+                };
                 self.readers[reader].session = Some(incarnation);
                 self.feed(reader, event)
             }
@@ -68,8 +74,13 @@ impl World<'_> {
             return Ok(());
         }
         state.buffer = vec![0; ticket.blocks.len() * BLOCK_BYTES];
-        state.handoff =
-            Some(towline_wire::handoff::Handoff::new(ticket.grant.generation, 1, moment(deadline)));
+        let blind = self.mutant == Mutant::ReaderIgnoresCount;
+        let source = Source {
+            generation: ticket.grant.generation,
+            parts: (0..ticket.parts).collect(),
+            parts_ready: if blind { ticket.parts } else { ticket.parts_ready },
+        };
+        state.handoff = Some(Handoff::new(vec![source], ticket.parts, moment(deadline)));
         state.ticket = Some(ticket);
         self.at(deadline, Happening::Reader(reader, News::Event(Event::Tick)));
         self.pump(reader)
@@ -80,8 +91,9 @@ impl World<'_> {
         let now = moment(self.now);
         let state = &mut self.readers[reader];
         let Some(handoff) = &mut state.handoff else { return Ok(()) };
-        state.connected |=
-            event == Event::Connected && handoff.outcome().is_none() && now < handoff.deadline();
+        state.connected |= matches!(event, Event::Connected { .. })
+            && handoff.outcome().is_none()
+            && now < handoff.deadline();
         handoff.handle_event(now, event);
         self.pump(reader)
     }
@@ -89,25 +101,42 @@ impl World<'_> {
     fn pump(&mut self, reader: usize) -> Result<(), Violation> {
         while let Some(action) = self.readers[reader].handoff.as_mut().and_then(|h| h.poll_action()) {
             match action {
-                Action::Connect => self.connect(reader),
-                Action::ReadBlocks => self.read_blocks(reader),
-                Action::ReadFence if self.mutant == Mutant::ReaderFencesFirst => {
-                    let early = self.readers[reader].fence.expect("the mutant has read it").bytes;
-                    self.after(0, Happening::Reader(reader, News::Event(Event::FenceRead(early))));
+                Action::Connect { .. } => self.connect(reader),
+                Action::ReadParts { parts, .. } => self.read_parts(reader, parts),
+                Action::ReadFence { .. } if self.readers[reader].fenced_early => {
+                    self.readers[reader].fenced_early = false;
+                    let slot = self.readers[reader].fence.expect("the mutant has read it").bytes;
+                    let early = Event::FenceRead { source: 0, slot };
+                    self.after(0, Happening::Reader(reader, News::Event(early)));
                 }
-                Action::ReadFence => self.read(reader, Target::Fence),
+                Action::ReadFence { .. } => self.read(reader, Target::Fence),
                 Action::Digest => {
                     let state = &self.readers[reader];
                     let found = state.digest(state.ticket.as_ref().expect("it began with one"));
                     self.soon(100, Happening::Reader(reader, News::Event(Event::Digested(found))));
                 }
-                Action::Release => {
+                Action::Release { .. } => {
                     self.readers[reader].release_asked = true;
                     self.send(reader, Ask::Release);
                 }
             }
         }
+        while let Some(part) = self.readers[reader].handoff.as_mut().and_then(Handoff::poll_part) {
+            self.check_part(reader, part)?;
+        }
+        self.arm(reader);
         self.check_outcome(reader)
+    }
+
+    /// Comes back when the slot is to be read again; the deadline has a tick of its own.
+    fn arm(&mut self, reader: usize) {
+        let Some(handoff) = &self.readers[reader].handoff else { return };
+        let retry = handoff.next_timer().filter(|due| *due < handoff.deadline());
+        let due = retry.map_or(0, |due| u64::try_from(due.as_micros()).unwrap());
+        if due > self.readers[reader].tick_at {
+            self.readers[reader].tick_at = due;
+            self.at(due, Happening::Reader(reader, News::Event(Event::Tick)));
+        }
     }
 
     fn connect(&mut self, reader: usize) {
@@ -140,13 +169,18 @@ impl World<'_> {
         }
     }
 
-    fn read_blocks(&mut self, reader: usize) {
-        let slices = self.readers[reader].slices();
-        self.readers[reader].slices_left = slices;
+    fn read_parts(&mut self, reader: usize, parts: Range<u32>) {
         if self.mutant == Mutant::ReaderFencesFirst {
+            self.readers[reader].postponed = Some(parts);
             return self.read(reader, Target::Fence);
         }
-        (0..slices).for_each(|slice| self.read(reader, Target::Slice(slice)));
+        self.read_slices(reader, &parts);
+    }
+
+    fn read_slices(&mut self, reader: usize, parts: &Range<u32>) {
+        let slices = self.readers[reader].slices(parts);
+        self.readers[reader].slices_left = slices.len();
+        slices.into_iter().for_each(|slice| self.read(reader, Target::Slice(slice)));
     }
 
     /// Posts one read; it happens at the owner some time later.
@@ -196,12 +230,16 @@ impl World<'_> {
             self.at(until, Happening::Ask(reader, incarnation, ask));
             return Ok(());
         }
-        let Some(ticket) = &self.readers[reader].ticket else { return Ok(()) };
+        let state = &self.readers[reader];
+        let Some(ticket) = &state.ticket else { return Ok(()) };
         match ask {
             // A lease that is over is no news here: the reader learns it from the fence.
-            Ask::Heartbeat(lease) => _ = owner.table.extend(moment(now), lease, moment(self.scenario.ttl_us)),
+            Ask::Heartbeat(lease) => {
+                _ = owner.table.extend(moment(now), lease, &state.name, moment(self.scenario.ttl_us));
+            }
             Ask::Release => {
-                if let Ok(Some(over)) = owner.table.release(ticket.grant.lease, ticket.grant.generation) {
+                let (lease, generation) = (ticket.grant.lease, ticket.grant.generation);
+                if let Ok(Some(over)) = owner.table.release(lease, generation, &state.name) {
                     return self.end(over);
                 }
             }
@@ -251,7 +289,7 @@ impl World<'_> {
         let Some(ticket) = state.ticket.clone() else { return };
         match target {
             Target::Slice(slice) => {
-                let (block, half) = (slice * SLICE_BYTES / BLOCK_BYTES, slice % (BLOCK_BYTES / SLICE_BYTES));
+                let (block, half) = (slice / SLICES, slice % SLICES);
                 let mut bytes = owner.slice(ticket.blocks[block], half).to_vec();
                 if self.scenario.corrupts && self.random.chance(20) {
                     bytes[self.random.index(SLICE_BYTES)] ^= 1 << self.random.index(8);
@@ -273,16 +311,20 @@ impl World<'_> {
         match target {
             Target::Slice(_) => {
                 state.slices_left -= 1;
-                if state.slices_left == 0 { self.feed(reader, Event::DataArrived) } else { Ok(()) }
-            }
-            Target::Fence if self.mutant == Mutant::ReaderFencesFirst => {
-                let slices = state.slices();
-                (0..slices).for_each(|slice| self.read(reader, Target::Slice(slice)));
-                Ok(())
+                if state.slices_left == 0 {
+                    self.feed(reader, Event::DataArrived { source: 0 })
+                } else {
+                    Ok(())
+                }
             }
             Target::Fence => {
-                let bytes = state.fence.expect("it was taken").bytes;
-                self.feed(reader, Event::FenceRead(bytes))
+                if let Some(parts) = state.postponed.take() {
+                    state.fenced_early = true;
+                    self.read_slices(reader, &parts);
+                    return Ok(());
+                }
+                let slot = state.fence.expect("it was taken").bytes;
+                self.feed(reader, Event::FenceRead { source: 0, slot })
             }
         }
     }

@@ -1,12 +1,12 @@
 //! What the owner's process does by itself: prefill and lend, store words one by one, fence, free, reuse, expire.
 
-use towline_wire::digest::{Digests, block_digest};
-use towline_wire::lease::Revocation;
+use towline_wire::digest::{DigestMode, Digests, block_digest};
+use towline_wire::lease::{Grant, Readers, Revocation, Terms};
 
 use super::invariant::Violation;
-use super::owner::{Store, Stored};
+use super::owner::{Lent, Store, Stored};
 use super::reader::Ticket;
-use super::scenario::{Mutant, QUIET_US, content};
+use super::scenario::{Lending, Mutant, QUIET_US, content};
 use super::world::{Happening, News, SWEEP_LATE_US, Work, World, moment};
 
 impl World<'_> {
@@ -15,6 +15,8 @@ impl World<'_> {
         match work {
             Work::Prefill(request) => self.prefill(request),
             Work::Store(store, step) => return self.store(store, step),
+            Work::Compute(lent, part) => self.compute(lent, part),
+            Work::Count(grant, ready) => self.count(&grant, ready),
             Work::Sweep => return self.sweep(),
             Work::Scribble => self.scribble(),
             Work::ScribbleOver(blocks) => {
@@ -34,10 +36,11 @@ impl World<'_> {
 
     fn prefill(&mut self, request: usize) {
         let (now, ttl) = (moment(self.now), moment(self.scenario.ttl_us));
-        let (count, readers) = {
+        let (count, readers, lending) = {
             let asked = &self.scenario.requests[request];
-            (asked.blocks, asked.readers)
+            (asked.blocks, asked.readers, asked.lending)
         };
+        let (_, parts_ready) = lending.parts();
         let current = self.current();
         let owner = &mut self.owners[current];
         if owner.table.free() == 0 || owner.free_blocks() < count {
@@ -46,13 +49,41 @@ impl World<'_> {
             }
             return;
         }
-        let Some(blocks) = owner.take(count, request as u64) else { return };
-        let grant = owner.table.grant(now, blocks.clone(), readers, ttl).expect("a slot is free");
+        // What is lent before it is computed holds what was there before.
+        self.foreign += 1;
+        let written = if lending == Lending::Whole { request as u64 } else { self.foreign };
+        let Some(blocks) = owner.take(count, written) else { return };
+        let terms = Terms { blocks: blocks.clone(), readers: Readers::First(readers), parts_ready, ttl };
+        let grant = owner.table.grant(now, terms).expect("a slot is free");
         if !std::mem::replace(&mut owner.sweep_due, true) {
             self.do_soon(SWEEP_LATE_US, Work::Sweep);
         }
         self.owners[current].locked = self.mutant != Mutant::OwnerShowsUnlocked;
-        self.begin_store(Store::Show { grant, request, blocks });
+        let lent = Lent { grant, request, blocks };
+        self.begin_store(Store::Show { lent, parts_ready });
+    }
+
+    /// Computes a part and has it counted; then the next.
+    fn compute(&mut self, lent: Lent, part: u32) {
+        let (grant, ready) = (lent.grant, part + 1);
+        let current = self.current();
+        self.owners[current].compute(&lent, part);
+        let ahead = u32::from(self.mutant == Mutant::OwnerCountsFirst);
+        self.do_soon(self.scenario.store_gap_us, Work::Count(grant, ready + ahead));
+        if ready < Lending::Early.parts().0 {
+            self.do_soon(self.scenario.compute_us, Work::Compute(lent, ready));
+        }
+    }
+
+    fn count(&mut self, grant: &Grant, ready: u32) {
+        let (current, now, ttl) = (self.current(), moment(self.now), moment(self.scenario.ttl_us));
+        let owner = &mut self.owners[current];
+        if self.mutant == Mutant::OwnerCountsUnlocked {
+            return owner.count_blindly(grant, ready);
+        }
+        owner.count(grant, ready);
+        // Whoever computes for a lease keeps it, while it lasts.
+        _ = owner.table.keep(now, grant.lease, ttl);
     }
 
     fn begin_store(&mut self, store: Store) {
@@ -64,13 +95,23 @@ impl World<'_> {
         match self.owners[current].store(store, step) {
             Stored::More(store) => self.do_soon(self.scenario.store_gap_us, Work::Store(store, step + 1)),
             Stored::Fenced(blocks) => return self.reuse(&blocks),
-            Stored::Shown { grant, request, blocks } => {
+            Stored::Shown(lent) => {
                 let owner = &mut self.owners[current];
                 (owner.locked, owner.unlocked_us) = (false, self.now);
-                let digests = Digests::of(self.scenario.digests, blocks.len(), |position| {
-                    block_digest(&content(request as u64, position))
-                });
-                let ticket = Ticket { epoch: self.owners[current].epoch, grant, blocks, digests };
+                let epoch = owner.epoch;
+                let Lent { grant, request, blocks } = lent.clone();
+                let lending = self.scenario.requests[request].lending;
+                if lending == Lending::Early {
+                    if self.mutant == Mutant::OwnerCountsFirst {
+                        self.count(&grant, 1);
+                    }
+                    self.do_soon(self.scenario.compute_us, Work::Compute(lent, 0));
+                }
+                let mode = if lending == Lending::Early { DigestMode::Off } else { self.scenario.digests };
+                let digests =
+                    Digests::of(mode, blocks.len(), |at| block_digest(&content(request as u64, at)));
+                let (parts, parts_ready) = lending.parts();
+                let ticket = Ticket { epoch, grant, blocks, digests, parts, parts_ready };
                 for reader in 0..self.readers.len() {
                     let waits =
                         self.readers[reader].request == request && self.readers[reader].ticket.is_none();

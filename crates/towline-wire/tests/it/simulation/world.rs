@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use towline_wire::id::{BootEpoch, LeaseId};
-use towline_wire::lease::Now;
+use towline_wire::lease::{Grant, Now};
 
 use super::invariant::{Tally, Violation};
-use super::owner::{Owner, Store};
+use super::owner::{Lent, Owner, Store};
 use super::reader::{Reader, Target, Ticket};
 use super::scenario::{Fault, Mutant, QUIET_US, Scenario};
 use crate::random::Random;
@@ -43,6 +43,10 @@ pub(super) enum Ask {
 pub(super) enum Work {
     Prefill(usize),
     Store(Store, usize),
+    /// A part of what was lent early is computed.
+    Compute(Lent, u32),
+    /// So many parts are ready.
+    Count(Grant, u32),
     Sweep,
     Scribble,
     ScribbleOver(Vec<u32>),
@@ -95,8 +99,8 @@ impl<'a> World<'a> {
             println!("seed {seed}: {scenario:#?}");
         }
         let readers = scenario.requests.iter().enumerate();
-        let readers =
-            readers.flat_map(|(index, request)| (0..request.readers).map(move |_| Reader::new(index)));
+        let readers = readers
+            .flat_map(|(index, request)| (0..request.readers as usize).map(move |n| Reader::new(index, n)));
         let first = Owner::new(&scenario, BootEpoch(random.next()));
         let mut world = Self {
             now: 0,
@@ -155,7 +159,7 @@ impl<'a> World<'a> {
         match happening {
             Happening::Owner(incarnation, work) => {
                 let owner = &self.owners[incarnation];
-                let wants_book = matches!(work, Work::Prefill(_) | Work::Sweep);
+                let wants_book = matches!(work, Work::Prefill(_) | Work::Sweep | Work::Count(..));
                 let busy = owner.busy_until(self.now).filter(|_| wants_book || owner.paused_until > self.now);
                 if let Some(until) = busy.filter(|_| owner.alive) {
                     self.at(until, Happening::Owner(incarnation, work));

@@ -29,7 +29,7 @@ async fn unsigned_and_altered_parameters_are_refused_before_anything_is_dialled(
     assert!(matches!(refused(&decode, &unsigned, &prompt).await, PullError::Unsigned));
     let mut altered = remote.clone();
     // Nothing listens there; a worker that dialled it would say so instead.
-    altered.towline.as_mut().unwrap().ticket.address = "127.0.0.1:1".into();
+    altered.towline.as_mut().unwrap().ticket.ranks[0].address = "127.0.0.1:1".into();
     assert!(matches!(refused(&decode, &altered, &prompt).await, PullError::Ticket(TicketError::Seal)));
     let foreign = remote.towline.clone().unwrap().ticket.seal(&ClusterKey::from_bytes([8; 32]));
     let foreign = towline_wire::kv_params::RemoteKv { towline: Some(foreign), ..remote.clone() };

@@ -4,6 +4,8 @@
 //! `kv_transfer_params` carried by hand are a whole handoff.
 
 mod faults;
+mod gate;
+mod parts;
 mod proof;
 mod same_answer;
 
@@ -18,7 +20,7 @@ use towline_wire::digest::DigestMode;
 use towline_wire::id::{AgentName, EngineId};
 use towline_wire::kv_params::RemoteKv;
 use towline_wire::receipt::TransportKind;
-use towline_worker::engine::{Engine, EngineConfig, Event, Finished, Job, Start};
+use towline_worker::engine::{Engine, EngineConfig, Event, Finished, Forward, Job, Start};
 use towline_worker::handoff::{Handoff, HandoffConfig, PullError, Pulled};
 use towline_worker::model::{KvCache, LoadOptions, Model};
 use towline_worker::pool::{BlockOrder, KvPool, PoolConfig, PrefixCache};
@@ -75,6 +77,11 @@ pub(crate) struct Side {
 
 impl Side {
     pub(crate) fn start(setup: &Setup) -> Self {
+        Self::start_with(setup, |model| model)
+    }
+
+    /// With something around the model.
+    pub(crate) fn start_with<F: Forward>(setup: &Setup, around: impl FnOnce(Model) -> F) -> Self {
         let options = LoadOptions { threads: setup.threads, ..LoadOptions::default() };
         let model = Model::load(&write(&setup.tiny).path, &options).unwrap();
         let layout = model.layout(u32::try_from(BLOCK_TOKENS).unwrap());
@@ -89,7 +96,7 @@ impl Side {
         };
         let pool = KvPool::new(cache, config);
         let handoff = Handoff::start(handoff_config(setup, fingerprint), pool.clone()).unwrap();
-        let engine = Engine::start(model, pool.clone(), EngineConfig::default()).unwrap();
+        let engine = Engine::start(around(model), pool.clone(), EngineConfig::default()).unwrap();
         Self { engine, pool, handoff }
     }
 
@@ -184,6 +191,7 @@ pub(crate) fn job(prompt: &[u32], max_tokens: u32, start: Start) -> Job {
         ignore_eos: true,
         start,
         keep_kv: false,
+        progress: None,
         salt: String::new(),
     }
 }

@@ -40,7 +40,7 @@ async fn receipt_bytes_equal_the_blocks_and_the_bytes_counted_at_the_transport()
             (receipt.evidence.class, receipt.verified_by.as_str()),
             (EvidenceClass::LibraryExact, source)
         );
-        assert_eq!(receipt.lease, Some(remote.towline.unwrap().ticket.lease));
+        assert_eq!(receipt.lease, Some(remote.towline.unwrap().ticket.ranks[0].lease));
         assert!(receipt.seconds > 0.0 && receipt.gb_per_s > 0.0 && receipt.timings.verify_s > 0.0);
     }
 }

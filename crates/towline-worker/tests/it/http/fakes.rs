@@ -8,13 +8,16 @@ use futures_util::StreamExt;
 use futures_util::stream;
 use towline_fabric::Memory;
 use towline_wire::auth::ClusterKey;
-use towline_wire::blocks::BlockList;
 use towline_wire::digest::{DigestMode, Digests};
+use towline_wire::engine_lease::EngineLeaseError;
 use towline_wire::id::{AgentName, BootEpoch, EngineId, Generation, LeaseId, RegionId};
 use towline_wire::kv_params::{RemoteKv, TransferMode};
 use towline_wire::layout::{Gqa, KvLayout};
+use towline_wire::lease::LeaseError;
+use towline_wire::parts::Parts;
 use towline_wire::receipt::{Evidence, EvidenceClass, Op, RECEIPT_SCHEMA, Receipt, Timings, TransportKind};
-use towline_wire::ticket::{TICKET_SCHEMA, Ticket};
+use towline_wire::reshard::Array;
+use towline_wire::ticket::{BlockTable, GroupBlocks, RankTicket, TICKET_SCHEMA, Ticket};
 use towline_worker::engine::{EngineStats, Event, FinishReason, Finished, FinishedKv, Job, SubmitError};
 use towline_worker::handoff::{GrantError, PullError, Pulled};
 use towline_worker::http::{
@@ -194,7 +197,8 @@ impl KvHandoff for ScriptedHandoff {
         kv: FinishedKv,
     ) -> Result<RemoteKv, GrantError> {
         if self.refuse_grants {
-            return Err(towline_wire::lease::LeaseError::Full { slots: 1 }.into());
+            let error = LeaseError::Full { slots: 1 };
+            return Err(EngineLeaseError::Rank { rank: 0, error }.into());
         }
         assert_eq!(kv.tokens, 5);
         self.grants.lock().unwrap().push((request_id.into(), prompt.to_vec(), cached));
@@ -249,9 +253,7 @@ pub(crate) fn receipt() -> Receipt {
 
 /// Parameters as a prefill worker answers them.
 pub(crate) fn remote_kv() -> RemoteKv {
-    let ticket = Ticket {
-        schema: TICKET_SCHEMA,
-        engine: EngineId::from_bytes([1; 16]),
+    let rank = RankTicket {
         agent: AgentName::new("prefill-0").unwrap(),
         boot_epoch: BootEpoch(3),
         address: "127.0.0.1:7000".into(),
@@ -260,11 +262,21 @@ pub(crate) fn remote_kv() -> RemoteKv {
         slot: 1,
         region: RegionId(1),
         fence_region: RegionId(2),
-        blocks: BlockList { group: 0, bases: vec![0], block_bytes: 128, stride: 128, indices: vec![5] },
-        block_tokens: 4,
+        parts_ready: 1,
+        groups: vec![GroupBlocks { arrays: vec![Array { base: 0, stride: 128 }], table: 0 }],
+        digests: Digests::of(DigestMode::Full, 1, |_| 17),
+    };
+    let ticket = Ticket {
+        schema: TICKET_SCHEMA,
+        engine: EngineId::from_bytes([1; 16]),
+        layout: None,
+        tp_size: 1,
+        stage_layers: vec![1],
+        ranks: vec![rank],
+        tables: vec![BlockTable { first_block: 0, blocks: vec![5] }],
+        part_layers: Parts::whole(1),
         tokens: 4,
         prompt_hash: "00".into(),
-        digests: Digests::of(DigestMode::Full, 1, |_| 17),
         audience: "default".into(),
         expires_unix_s: 1000,
     };

@@ -209,7 +209,7 @@ async fn malformed_parameters_are_refused_where_they_are_wrong() {
     let mut push = offer();
     push["transfer_mode"] = json!("push");
     let mut cut = offer();
-    cut["towline"].as_object_mut().unwrap().remove("lease");
+    cut["towline"].as_object_mut().unwrap().remove("ranks");
     let rows = [
         (json!(7), "invalid_type"),
         (json!([]), "invalid_type"),

@@ -5,6 +5,7 @@ use serde::de::DeserializeOwned;
 use towline_wire::digest::Digests;
 use towline_wire::kv_params::{PrefillParams, RemoteKv};
 use towline_wire::layout::{BLOCK_BYTES_MAX, GROUPS_MAX, KvLayout, LAYERS_MAX, PARTS_MAX, Split};
+use towline_wire::reshard::{Request, Side, Steps, plan};
 use towline_wire::shard::Sharding;
 use towline_wire::ticket::{SealedTicket, Ticket};
 
@@ -35,13 +36,31 @@ pub(crate) fn ticket(bytes: &[u8]) -> bool {
     genuine
 }
 
+/// Its references lead somewhere, and a reader may plan with it: refused or not, the planner stays in bounds.
 fn check_ticket(ticket: &Ticket) {
-    let blocks = &ticket.blocks;
-    assert_eq!(u64::from(ticket.tokens), blocks.indices.len() as u64 * u64::from(ticket.block_tokens));
-    assert!(ticket.digests.is_complete(blocks.indices.len()));
-    let bytes = u128::from(blocks.block_bytes) * blocks.indices.len() as u128 * blocks.bases.len() as u128;
-    assert_eq!(u128::from(blocks.bytes()), bytes, "the blocks' bytes can be counted");
-    assert!(blocks.extents().all(|extent| extent.offset.checked_add(extent.len).is_some()));
+    let sharding = ticket.sharding();
+    assert_eq!(ticket.ranks.len(), sharding.ranks().count());
+    assert_eq!(ticket.part_layers.part_of(sharding.stage_layers.iter().sum()), None);
+    for rank in &ticket.ranks {
+        let tables = rank.groups.iter().map(|group| &ticket.tables[group.table as usize]);
+        assert!(rank.digests.is_complete(tables.map(|table| table.blocks.len()).sum()));
+    }
+    let Some(layout) = &ticket.layout else { return };
+    let pools = ticket.pools();
+    let side = |ranks| Side { layout, sharding: &sharding, ranks };
+    let request = Request {
+        source: side(&pools),
+        destination: side(&pools[..1]),
+        tokens: 0..u64::from(ticket.tokens),
+        steps: Steps::ByLayer,
+        rotation: 0,
+        pieces_max: 1 << 12,
+    };
+    if let Ok(plan) = plan(&request) {
+        let lists = plan.transfers.iter().flat_map(|transfer| &transfer.lists);
+        assert!(lists.clone().all(|pair| pair.remote.validate(u64::MAX).is_ok()));
+        assert!(lists.clone().all(|pair| pair.local.bytes() == pair.remote.bytes()));
+    }
 }
 
 pub(crate) fn remote_kv(bytes: &[u8]) -> bool {

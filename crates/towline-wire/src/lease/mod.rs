@@ -5,15 +5,24 @@
 //! ([`Revocation::fenced`]). The type makes the order of the brief's section 3.4 hard to get wrong. The slot itself comes
 //! free by the same call and no earlier: another thread's grant can't show its generation there, only to have it
 //! overwritten by the late store of the lease before it.
+//!
+//! A lease may be granted before its KV is computed. The count of parts that are ready is then raised step by step
+//! ([`LeaseTable::mark`]), which stores it while the table is borrowed: a count that came late could otherwise land in
+//! a slot that shows another lease by then, and make blocks look computed that are not.
 
-use std::collections::{BTreeMap, HashMap};
+mod readers;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::id::{Generation, LeaseId};
+pub use readers::Readers;
+use readers::{Left, Places};
+
+use crate::id::{AgentName, Generation, LeaseId};
 
 /// Most leases at a time: bounds the fence region (64 bytes a slot) and the expiry sweep.
 pub const LEASES_MAX: usize = 65_536;
@@ -22,6 +31,19 @@ pub const READERS_MAX: u32 = 256;
 
 /// A point on the owner's monotonic clock, as time since its start.
 pub type Now = Duration;
+
+/// What the owner lends, to whom and for how long.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    /// Which blocks, by numbers of the owner's.
+    pub blocks: Vec<u32>,
+    /// To whom.
+    pub readers: Readers,
+    /// Ordered parts whose KV is complete already.
+    pub parts_ready: u32,
+    /// Until when without a heartbeat, from now.
+    pub ttl: Duration,
+}
 
 /// What the owner granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +63,8 @@ struct Held {
     generation: Generation,
     slot: u32,
     expires: Now,
-    readers_left: u32,
+    places: Places,
+    parts_ready: u32,
     /// Ascending, so that a request's blocks are found by binary search.
     blocks: Vec<u32>,
 }
@@ -76,6 +99,8 @@ pub struct Revocation {
     pub generation: Generation,
     /// Why it ended.
     pub cause: EndCause,
+    /// Readers that had begun, or were named, and had not released it.
+    pub readers: BTreeSet<AgentName>,
     blocks: Vec<u32>,
     free_slots: FreeSlots,
 }
@@ -148,31 +173,46 @@ impl LeaseTable {
         self.held.is_empty()
     }
 
-    /// Grants `blocks` to `readers` until `now + ttl`. Store the grant's generation in its slot before telling anyone,
-    /// and before any lease of this table can end: under the lock that guards the table. A store that comes after the
-    /// lease's own revocation would make a dead lease look alive.
+    /// Grants what `terms` say from `now` on. Store the grant's generation and its parts in its slot before telling
+    /// anyone, and before any lease of this table can end: under the lock that guards the table. A store that comes
+    /// after the lease's own revocation would make a dead lease look alive.
     ///
     /// # Errors
     /// [`LeaseError::Full`], [`LeaseError::Readers`].
-    pub fn grant(
-        &mut self,
-        now: Now,
-        blocks: Vec<u32>,
-        readers: u32,
-        ttl: Duration,
-    ) -> Result<Grant, LeaseError> {
-        if !(1..=READERS_MAX).contains(&readers) {
-            return Err(LeaseError::Readers { readers });
+    pub fn grant(&mut self, now: Now, terms: Terms) -> Result<Grant, LeaseError> {
+        let Terms { mut blocks, readers, parts_ready, ttl } = terms;
+        if !(1..=READERS_MAX).contains(&readers.count()) {
+            return Err(LeaseError::Readers { readers: readers.count() });
         }
         let slot = self.take_slot()?;
-        let mut blocks = blocks;
         blocks.sort_unstable();
         let (lease, generation) = (LeaseId(self.next_lease), self.take_generation());
         self.next_lease += 1;
         let expires = now.saturating_add(ttl);
         self.by_expiry.insert((expires, lease), ());
-        self.held.insert(lease, Held { generation, slot, expires, readers_left: readers, blocks });
+        let places = Places::new(readers);
+        self.held.insert(lease, Held { generation, slot, expires, places, parts_ready, blocks });
         Ok(Grant { lease, generation, slot, expires })
+    }
+
+    /// Raises the count of parts that are ready, once their data is in memory: `store` puts it into the slot, with
+    /// release order, and must do so before it returns. A count that is no higher changes nothing.
+    ///
+    /// # Errors
+    /// [`LeaseError::Over`]: nothing is stored, the slot may show another lease.
+    pub fn mark(
+        &mut self,
+        lease: LeaseId,
+        generation: Generation,
+        parts_ready: u32,
+        store: impl FnOnce(u32, u32),
+    ) -> Result<(), LeaseError> {
+        let held = self.find(lease, generation)?;
+        if parts_ready > held.parts_ready {
+            held.parts_ready = parts_ready;
+            store(held.slot, parts_ready);
+        }
+        Ok(())
     }
 
     /// Whether `lease` of `generation` is live and covers every block of `blocks`: asked by the serving side of a
@@ -194,11 +234,29 @@ impl LeaseTable {
         }
     }
 
-    /// Moves the end of `lease` to `now + ttl`, never earlier than it was.
+    /// `reader` still wants `lease`: its end moves to `now + ttl`, never earlier than it was.
+    ///
+    /// # Errors
+    /// [`LeaseError::Over`]; [`LeaseError::Reader`] when `reader` has no part in it, or has released its part.
+    pub fn extend(
+        &mut self,
+        now: Now,
+        lease: LeaseId,
+        reader: &AgentName,
+        ttl: Duration,
+    ) -> Result<(), LeaseError> {
+        let held = self.held.get_mut(&lease).ok_or(LeaseError::Over { lease })?;
+        if !held.places.admits(reader) {
+            return Err(LeaseError::Reader { lease });
+        }
+        self.keep(now, lease, ttl)
+    }
+
+    /// The owner itself wants `lease` to last until `now + ttl`: it still computes what was lent.
     ///
     /// # Errors
     /// [`LeaseError::Over`].
-    pub fn extend(&mut self, now: Now, lease: LeaseId, ttl: Duration) -> Result<(), LeaseError> {
+    pub fn keep(&mut self, now: Now, lease: LeaseId, ttl: Duration) -> Result<(), LeaseError> {
         let held = self.held.get_mut(&lease).ok_or(LeaseError::Over { lease })?;
         let expires = held.expires.max(now.saturating_add(ttl));
         self.by_expiry.remove(&(held.expires, lease));
@@ -207,22 +265,23 @@ impl LeaseTable {
         Ok(())
     }
 
-    /// One reader has what it wanted; the last one ends the lease.
+    /// `reader` has what it wanted; the last one ends the lease. Releasing twice is no error while others still read:
+    /// a repeated message changes nothing.
     ///
     /// # Errors
-    /// [`LeaseError::Over`] when the lease is over or of another generation.
+    /// [`LeaseError::Over`] when the lease is over or of another generation; [`LeaseError::Reader`] when `reader` has
+    /// no part in it.
     pub fn release(
         &mut self,
         lease: LeaseId,
         generation: Generation,
+        reader: &AgentName,
     ) -> Result<Option<Revocation>, LeaseError> {
-        let held = self.held.get_mut(&lease).filter(|held| held.generation == generation);
-        let held = held.ok_or(LeaseError::Over { lease })?;
-        held.readers_left -= 1;
-        if held.readers_left > 0 {
-            return Ok(None);
+        match self.find(lease, generation)?.places.leave(reader) {
+            None => Err(LeaseError::Reader { lease }),
+            Some(Left::OthersRead) => Ok(None),
+            Some(Left::Last) => Ok(self.end(lease, EndCause::Released)),
         }
-        Ok(self.end(lease, EndCause::Released))
     }
 
     /// Takes a lease back. `None` when it is over already.
@@ -241,11 +300,29 @@ impl LeaseTable {
         self.by_expiry.first_key_value().map(|((expires, _), ())| *expires)
     }
 
+    /// The generation of a lease that is held.
+    pub(crate) fn generation(&self, lease: LeaseId) -> Option<Generation> {
+        self.held.get(&lease).map(|held| held.generation)
+    }
+
+    fn find(&mut self, lease: LeaseId, generation: Generation) -> Result<&mut Held, LeaseError> {
+        let held = self.held.get_mut(&lease).filter(|held| held.generation == generation);
+        held.ok_or(LeaseError::Over { lease })
+    }
+
     fn end(&mut self, lease: LeaseId, cause: EndCause) -> Option<Revocation> {
-        let held = self.held.remove(&lease)?;
-        self.by_expiry.remove(&(held.expires, lease));
+        let Held { slot, expires, places, blocks, .. } = self.held.remove(&lease)?;
+        self.by_expiry.remove(&(expires, lease));
         let (generation, free_slots) = (self.take_generation(), self.free_slots.clone());
-        Some(Revocation { lease, slot: held.slot, generation, cause, blocks: held.blocks, free_slots })
+        Some(Revocation {
+            lease,
+            slot,
+            generation,
+            cause,
+            readers: places.into_reading(),
+            blocks,
+            free_slots,
+        })
     }
 
     fn take_slot(&mut self) -> Result<u32, LeaseError> {
@@ -286,6 +363,12 @@ pub enum LeaseError {
         /// The lease.
         lease: LeaseId,
     },
+    /// The reader is another engine's, came when all places were taken, or has released already.
+    #[error("this agent has no part in lease {lease}")]
+    Reader {
+        /// The lease.
+        lease: LeaseId,
+    },
     /// The reader asks for what it was not given.
     #[error("lease {lease} does not cover block {block}")]
     NotCovered {
@@ -297,116 +380,4 @@ pub enum LeaseError {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const TTL: Duration = Duration::from_secs(30);
-
-    fn at(seconds: u64) -> Now {
-        Duration::from_secs(seconds)
-    }
-
-    #[test]
-    fn blocks_come_out_only_with_the_fence_stored() {
-        let mut table = LeaseTable::new(4);
-        let grant = table.grant(at(0), vec![3, 4], 1, TTL).unwrap();
-        let over = table.release(grant.lease, grant.generation).unwrap().unwrap();
-        let mut stored = None;
-        let blocks = over.fenced(|slot, generation| stored = Some((slot, generation)));
-        let (slot, generation) = stored.unwrap();
-        assert_eq!((blocks, slot), (vec![3, 4], grant.slot));
-        assert!(generation > grant.generation);
-    }
-
-    /// Otherwise a grant's generation could be overwritten by the store of the lease that had the slot before it,
-    /// and its readers be told that a live lease is over.
-    #[test]
-    fn a_slot_is_granted_again_only_after_it_was_fenced() {
-        let mut table = LeaseTable::new(1);
-        let grant = table.grant(at(0), vec![1], 1, TTL).unwrap();
-        let over = table.release(grant.lease, grant.generation).unwrap().unwrap();
-        assert_eq!((table.len(), table.free()), (0, 0));
-        assert_eq!(table.grant(at(0), vec![2], 1, TTL), Err(LeaseError::Full { slots: 1 }));
-        _ = over.fenced(|_, _| ());
-        assert_eq!(table.free(), 1);
-        assert_eq!(table.grant(at(0), vec![2], 1, TTL).unwrap().slot, grant.slot);
-    }
-
-    #[test]
-    fn the_last_of_several_readers_ends_the_lease() {
-        let mut table = LeaseTable::new(4);
-        let grant = table.grant(at(0), vec![1], 2, TTL).unwrap();
-        assert!(table.release(grant.lease, grant.generation).unwrap().is_none());
-        assert!(table.release(grant.lease, grant.generation).unwrap().is_some());
-        assert_eq!(
-            table.release(grant.lease, grant.generation).unwrap_err(),
-            LeaseError::Over { lease: grant.lease }
-        );
-    }
-
-    #[test]
-    fn a_heartbeat_keeps_a_lease_and_its_absence_ends_it() {
-        let mut table = LeaseTable::new(4);
-        let grant = table.grant(at(0), vec![1], 1, TTL).unwrap();
-        table.extend(at(20), grant.lease, TTL).unwrap();
-        assert!(table.poll_expired(at(49)).is_none());
-        assert_eq!(table.poll_expired(at(50)).unwrap().cause, EndCause::Expired);
-        assert!(table.is_empty());
-    }
-
-    #[test]
-    fn a_full_table_and_uncovered_blocks_are_refused() {
-        let mut table = LeaseTable::new(1);
-        let grant = table.grant(at(0), vec![1], 1, TTL).unwrap();
-        assert_eq!(table.grant(at(0), vec![2], 1, TTL), Err(LeaseError::Full { slots: 1 }));
-        assert_eq!(table.check(grant.lease, grant.generation, [1].into_iter()), Ok(()));
-        assert!(matches!(
-            table.check(grant.lease, grant.generation, [2].into_iter()),
-            Err(LeaseError::NotCovered { .. })
-        ));
-        assert!(matches!(
-            table.check(grant.lease, Generation(99), [1].into_iter()),
-            Err(LeaseError::Over { .. })
-        ));
-    }
-
-    proptest! {
-        /// Whatever happens, every block granted comes back exactly once, and no generation is used twice.
-        #[test]
-        fn every_block_returns_exactly_once(steps in prop::collection::vec((0u8..4, 0u64..40), 1..80)) {
-            let mut table = LeaseTable::new(8);
-            let (mut next_block, mut granted, mut returned) = (0u32, vec![], vec![]);
-            let (mut live, mut generations, mut now): (Vec<Grant>, Vec<Generation>, Now) = (vec![], vec![], at(0));
-            let take = |over: Revocation, returned: &mut Vec<u32>, generations: &mut Vec<Generation>| {
-                returned.extend(over.fenced(|_, generation| generations.push(generation)));
-            };
-            for (kind, amount) in steps {
-                match kind {
-                    0 => if let Ok(grant) = table.grant(now, vec![next_block], 1, TTL) {
-                        granted.push(next_block);
-                        generations.push(grant.generation);
-                        next_block += 1;
-                        live.push(grant);
-                    },
-                    1 if !live.is_empty() => {
-                        let index = usize::try_from(amount).unwrap() % live.len();
-                        let grant = live.swap_remove(index);
-                        if let Ok(Some(over)) = table.release(grant.lease, grant.generation) { take(over, &mut returned, &mut generations); }
-                    }
-                    2 => now += at(amount),
-                    _ => while let Some(over) = table.poll_expired(now) { take(over, &mut returned, &mut generations); },
-                }
-            }
-            now += at(1000);
-            while let Some(over) = table.poll_expired(now) { take(over, &mut returned, &mut generations); }
-            returned.sort_unstable();
-            prop_assert_eq!(returned, granted);
-            let count = generations.len();
-            generations.sort_unstable();
-            generations.dedup();
-            prop_assert_eq!(generations.len(), count);
-        }
-    }
-}
+mod tests;
