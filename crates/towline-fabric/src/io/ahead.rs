@@ -1,10 +1,11 @@
 //! Bytes that were read before anybody asked for them.
 //!
-//! **Cost.** A small frame with its payload comes with one system call instead of three or four, and a read that gave less
-//! than there was room for spares the one that would say that nothing is left. What is read ahead is copied once more, so a
-//! channel reads ahead only while it expects little. Nothing is kept while nothing waits: an idle session holds no buffer.
+//! **Cost.** A small frame with its payload comes with one system call instead of three or four. What is read ahead is
+//! copied once more, so a channel reads ahead only while it expects little. Nothing is kept while nothing waits: an idle
+//! session holds no buffer.
 //!
-//! That the socket was empty holds for one turn of its session: it is edge-triggered, so what comes later brings another.
+//! That a read left room doesn't say that the socket is empty: the end of the stream may stand behind the bytes, and no
+//! event comes for it any more.
 
 use std::io;
 
@@ -13,35 +14,26 @@ use std::io;
 pub(super) struct Ahead {
     bytes: Vec<u8>,
     at: usize,
-    /// Whether the last read left the socket empty.
-    dry: bool,
 }
 
 impl Ahead {
     /// Reads up to `room` bytes with `read`, when everything before was taken.
     ///
     /// # Errors
-    /// What `read` gives; `WouldBlock` without asking after a read that left the socket empty in this turn.
+    /// What `read` gives.
     pub(super) fn fill(
         &mut self,
         room: usize,
         read: impl FnOnce(&mut [u8]) -> io::Result<usize>,
     ) -> io::Result<usize> {
-        if self.dry {
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
         self.bytes.resize(room, 0);
         self.at = 0;
         let outcome = read(&mut self.bytes);
-        let count = *outcome.as_ref().unwrap_or(&0);
-        self.bytes.truncate(count);
-        self.dry = count > 0 && count < room;
+        self.bytes.truncate(*outcome.as_ref().unwrap_or(&0));
+        if self.bytes.is_empty() {
+            self.bytes = Vec::new();
+        }
         outcome
-    }
-
-    /// A new turn, or a read past this one: nothing is known of the socket any more.
-    pub(super) fn forget(&mut self) {
-        self.dry = false;
     }
 
     /// What waits.
@@ -63,25 +55,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_read_that_left_room_spares_the_next_one_in_a_turn() {
+    fn what_was_read_is_taken_in_order_and_nothing_is_kept_afterwards() {
         let mut ahead = Ahead::default();
-        let mut reads = 0;
-        let mut fill = |ahead: &mut Ahead, give: usize| {
-            ahead.fill(4, |into| {
-                reads += 1;
-                into[..give].fill(7);
-                Ok(give)
-            })
+        let read = |into: &mut [u8]| {
+            into[..3].copy_from_slice(&[1, 2, 3]);
+            Ok(3)
         };
-        assert_eq!(fill(&mut ahead, 4).unwrap(), 4);
+        assert_eq!(ahead.fill(8, read).unwrap(), 3);
+        assert_eq!(ahead.rest(), [1, 2, 3]);
         ahead.consume(1);
-        assert_eq!(ahead.rest(), [7; 3]);
-        ahead.consume(3);
-        assert_eq!(fill(&mut ahead, 2).unwrap(), 2, "a full read says nothing about the rest");
+        assert_eq!(ahead.rest(), [2, 3]);
         ahead.consume(2);
-        assert_eq!(fill(&mut ahead, 4).unwrap_err().kind(), io::ErrorKind::WouldBlock);
-        ahead.forget();
-        assert_eq!(fill(&mut ahead, 0).unwrap(), 0, "the end of the stream is not an empty socket");
-        assert_eq!((fill(&mut ahead, 1).unwrap(), reads), (1, 4));
+        assert!(ahead.rest().is_empty() && ahead.bytes.capacity() == 0);
+        assert!(ahead.fill(8, |_| Err(io::ErrorKind::WouldBlock.into())).is_err());
+        assert!(ahead.rest().is_empty() && ahead.bytes.capacity() == 0);
     }
 }

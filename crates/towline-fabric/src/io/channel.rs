@@ -72,11 +72,6 @@ impl Channel {
         (self.sealer, self.opener) = (Some(Sealer::new(ours)), Some(Opener::new(theirs)));
     }
 
-    /// The session's turn begins. To be called at each, by a session that reads ahead.
-    pub(crate) fn begin_turn(&mut self) {
-        self.ahead.forget();
-    }
-
     /// How many bytes to read before they are asked for: what small frames and payloads come to. Not for a channel that
     /// takes files.
     pub(crate) fn read_ahead(&mut self, bytes: usize) {
@@ -229,10 +224,7 @@ impl Channel {
             let read = match files {
                 Some(files) => socket.read_with_files(into, files),
                 None if *ahead_bytes > into.len() => ahead.fill(*ahead_bytes, |into| socket.read(into)),
-                None => {
-                    ahead.forget();
-                    socket.read(into)
-                }
+                None => socket.read(into),
             };
             match read {
                 Ok(0) => return Err(SessionError::Lost("the peer closed the connection".into())),
@@ -276,7 +268,6 @@ impl Channel {
         let taken = payload.take(self.ahead.rest());
         self.ahead.consume(taken);
         while !payload.is_complete() && *budget > 0 {
-            self.ahead.forget();
             match payload.receive(self.socket.fd()) {
                 Ok(0) => return Err(SessionError::Lost("the peer closed the connection".into())),
                 Ok(count) => *budget = budget.saturating_sub(count),
@@ -377,6 +368,17 @@ mod tests {
         assert!(server.take_file().is_none());
         assert!(server.next_frame().unwrap().is_some() && server.take_file().is_some());
         assert!(client.next_frame().unwrap().is_some() && client.take_file().is_none());
+    }
+
+    #[test]
+    fn the_end_of_the_stream_right_behind_a_frame_is_seen_in_the_same_turn() {
+        let (mut client, mut server, raw) = channels();
+        server.send(FrameKind::Control, b"last words").unwrap();
+        server.flush(|_| {}).unwrap();
+        drop((server, raw));
+        client.read_ahead(512);
+        assert!(client.next_frame().unwrap().is_some());
+        assert!(matches!(client.next_frame(), Err(SessionError::Lost(_))), "no event will tell it again");
     }
 
     #[test]

@@ -17,6 +17,10 @@ use rustix::net::{
 /// vanished is noticed within two minutes, without this process waking up for it.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
+/// How long bytes that were sent may stay unanswered: what keepalive does for a silent connection, for one with bytes
+/// under way, which the kernel else repeats for a quarter of an hour.
+const UNANSWERED_MS: u32 = 120_000;
+
 /// Bytes under way on loopback, which the kernel doubles for its bookkeeping. Its own buffers grow to several MiB, which
 /// then go through memory twice; between hosts they have to.
 const LOOPBACK_BYTES: usize = 256 << 10;
@@ -87,6 +91,7 @@ impl Socket {
         sockopt::set_tcp_keepidle(stream, KEEPALIVE)?;
         sockopt::set_tcp_keepintvl(stream, KEEPALIVE)?;
         sockopt::set_tcp_keepcnt(stream, 3)?;
+        sockopt::set_tcp_user_timeout(stream, UNANSWERED_MS)?;
         if !self.leaves_host() {
             sockopt::set_socket_send_buffer_size(stream, LOOPBACK_BYTES)?;
             sockopt::set_socket_recv_buffer_size(stream, LOOPBACK_BYTES)?;

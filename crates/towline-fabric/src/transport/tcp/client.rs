@@ -210,7 +210,6 @@ impl Session for TcpClient {
 
     fn drive(&mut self, cause: Cause) -> Result<Flow, SessionError> {
         self.path.mailbox.check_open()?;
-        self.channel.begin_turn();
         if cause == Cause::Deadline && self.opening.is_some() {
             return Err(SessionError::Deadline);
         }

@@ -178,7 +178,6 @@ impl Session for TcpServer {
     }
 
     fn drive(&mut self, _cause: Cause) -> Result<Flow, SessionError> {
-        self.channel.begin_turn();
         let mut budget = TURN;
         for _ in 0..STEPS {
             if !self.flush(&mut budget)? {
