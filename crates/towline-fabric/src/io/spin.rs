@@ -23,21 +23,33 @@ impl Spin {
         self.worthwhile = slept <= WAKE;
     }
 
+    /// How long to look around before sleeping.
+    fn limit(&self) -> Duration {
+        if self.worthwhile { WAKE } else { Duration::ZERO }
+    }
+
     /// Calls `look` until it finds something (true), or sleeping is the better choice (false).
     pub(crate) fn look(&self, look: impl FnMut() -> bool) -> bool {
-        look_around(if self.worthwhile { WAKE } else { Duration::ZERO }, look)
+        look_around(self.limit(), look)
     }
 }
 
 /// Calls `look` until it finds something (true), or has not for `at_most` or what being woken costs (false).
-pub(crate) fn look_around(at_most: Duration, mut look: impl FnMut() -> bool) -> bool {
-    let limit = at_most.min(WAKE);
+pub(crate) fn look_around(at_most: Duration, look: impl FnMut() -> bool) -> bool {
     let started = Instant::now();
+    look_until(at_most.min(WAKE), || started.elapsed(), look)
+}
+
+fn look_until(
+    limit: Duration,
+    mut elapsed: impl FnMut() -> Duration,
+    mut look: impl FnMut() -> bool,
+) -> bool {
     loop {
         if look() {
             return true;
         }
-        if started.elapsed() >= limit {
+        if elapsed() >= limit {
             return false;
         }
         std::thread::yield_now();
@@ -48,9 +60,14 @@ pub(crate) fn look_around(at_most: Duration, mut look: impl FnMut() -> bool) -> 
 mod tests {
     use super::*;
 
-    fn looks(spin: &Spin) -> u32 {
-        let mut count = 0;
-        assert!(!spin.look(|| {
+    /// Looks in vain until `limit`, where each look takes 30 µs: how many there were.
+    fn looks(limit: Duration) -> u32 {
+        let (mut now, mut count) = (Duration::ZERO, 0);
+        let elapsed = || {
+            now += Duration::from_micros(30);
+            now
+        };
+        assert!(!look_until(limit, elapsed, || {
             count += 1;
             false
         }));
@@ -60,18 +77,17 @@ mod tests {
     #[test]
     fn only_who_slept_shortly_looks_around() {
         let mut spin = Spin::default();
-        assert_eq!(looks(&spin), 1, "nobody looks around from the start");
+        assert_eq!(looks(spin.limit()), 1, "nobody looks around from the start");
         spin.handle_sleep(WAKE);
-        assert!(looks(&spin) > 1);
+        assert_eq!(looks(spin.limit()), 4);
         spin.handle_sleep(WAKE + Duration::from_micros(1));
-        assert_eq!(looks(&spin), 1, "a longer sleep ends it");
+        assert_eq!(looks(spin.limit()), 1, "a longer sleep ends it");
     }
 
     #[test]
     fn what_is_found_ends_the_looking_around() {
-        let spin = Spin { worthwhile: true };
         let mut left = 3;
-        assert!(spin.look(|| {
+        assert!(look_until(WAKE, Duration::default, || {
             left -= 1;
             left == 0
         }));
