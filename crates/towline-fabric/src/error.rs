@@ -8,7 +8,9 @@ use thiserror::Error;
 use towline_wire::auth::AuthError;
 use towline_wire::blocks::BlockListError;
 use towline_wire::card::{CardError, Incompatible};
+use towline_wire::carried_card::CarriedCardError;
 use towline_wire::contract::ContractViolation;
+use towline_wire::engine_card::EngineCardError;
 use towline_wire::fault::{Fault, Retry};
 use towline_wire::id::{AgentName, BootEpoch, LeaseId, RegionId};
 use towline_wire::receipt::TransportKind;
@@ -106,6 +108,9 @@ pub enum ConnectError {
         /// Which rule.
         reason: String,
     },
+    /// A carried card that is not taken: altered, cut short, ended, of another version or cluster. Get a fresh one.
+    #[error(transparent)]
+    CarriedCard(#[from] CarriedCardError),
     /// No transport reaches the peer; each reason is listed.
     #[error("no transport reaches the peer: {reasons}")]
     NoTransport {
@@ -146,7 +151,7 @@ impl ConnectError {
         match self {
             Self::Closed { .. } => Fault::Ours,
             Self::Incompatible(_) | Self::ContractViolation(_) | Self::NoTransport { .. } => Fault::Caller,
-            Self::WrongAgent { .. } => Fault::Caller,
+            Self::WrongAgent { .. } | Self::CarriedCard(_) => Fault::Caller,
             Self::Unreachable { .. } | Self::Auth { .. } | Self::PeerRestarted { .. } => Fault::Peer,
             Self::Card { .. } | Self::Deadline { .. } => Fault::Peer,
         }
@@ -158,6 +163,7 @@ impl ConnectError {
             Self::Unreachable { .. } | Self::Deadline { .. } | Self::Closed { .. } => Retry::Here,
             Self::PeerRestarted { .. } => Retry::Elsewhere,
             Self::Auth { .. } | Self::Card { .. } | Self::WrongAgent { .. } => Retry::Elsewhere,
+            Self::CarriedCard(_) => Retry::Never,
             Self::Incompatible(_) | Self::ContractViolation(_) | Self::NoTransport { .. } => Retry::Elsewhere,
         }
     }
@@ -318,6 +324,9 @@ pub enum ControlError {
         /// A sentence.
         message: String,
     },
+    /// The engine's card breaks the rules: the peer is broken, or of another version.
+    #[error("the engine's card was refused: {0}")]
+    EngineCard(Box<EngineCardError>),
     /// Too many messages wait already, or one is too long.
     #[error("the message was not queued: {reason}")]
     Full {
@@ -331,6 +340,7 @@ impl ControlError {
     pub fn fault(&self) -> Fault {
         match self {
             Self::Unreachable { .. } | Self::Stalled { .. } | Self::Refused { .. } => Fault::Peer,
+            Self::EngineCard(_) => Fault::Peer,
             Self::Full { .. } => Fault::Caller,
         }
     }
@@ -339,7 +349,7 @@ impl ControlError {
     pub fn retry(&self) -> Retry {
         match self {
             Self::Unreachable { .. } | Self::Stalled { .. } | Self::Full { .. } => Retry::Here,
-            Self::Refused { .. } => Retry::Never,
+            Self::Refused { .. } | Self::EngineCard(_) => Retry::Never,
         }
     }
 }

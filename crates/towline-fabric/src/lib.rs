@@ -30,9 +30,9 @@ mod sync;
 pub mod transport;
 
 pub use agent::{
-    Agent, AgentConfig, AgentStats, ConnectOptions, Limits, Owner, Peer, Prepared, Region, RegionOptions,
-    RegionRole, ShmConfig, Totals, Transfer, TransferRequest, TransportChoice, TransportStatus,
-    TransportTraffic,
+    Agent, AgentConfig, AgentStats, ConnectOptions, HeldLease, Limits, Owner, Peer, Prepared, Region,
+    RegionOptions, RegionRole, ShmConfig, Totals, Transfer, TransferRequest, TransportChoice,
+    TransportStatus, TransportTraffic,
 };
 pub use error::{ConnectError, ControlError, Reasons, StartError, TransferError};
 pub use pending::Pending;

@@ -118,9 +118,9 @@ impl<T> Completer<T> {
         self.slot.fill(value)
     }
 
-    /// Whether someone filled it already.
-    pub(crate) fn is_done(&self) -> bool {
-        self.slot.lock().done
+    /// Whether somebody still holds the other half.
+    pub(crate) fn is_wanted(&self) -> bool {
+        Arc::strong_count(&self.slot) > 1
     }
 }
 

@@ -1,7 +1,8 @@
 //! The card: what an agent offers its peers, versioned, self-describing and bounded.
 //!
-//! A card travels only inside an authenticated session, so it needs no signature of its own here. Its encoding is the
-//! `Card` message of the control protocol.
+//! A card travels inside an authenticated session, or sealed as a [`CarriedCard`](crate::carried_card::CarriedCard). Its
+//! encoding is the `Card` message of the control protocol. It changes while its agent lives, as regions come and go:
+//! [`AgentCard::revision`] tells which of two is newer.
 
 use thiserror::Error;
 
@@ -17,6 +18,8 @@ pub const CARD_BYTES_MAX: usize = 64 * 1024;
 pub const REGIONS_MAX: usize = 256;
 /// Most endpoints on a card.
 pub const ENDPOINTS_MAX: usize = 16;
+/// Longest place on a card, in bytes of JSON.
+pub const PLACE_BYTES_MAX: usize = 8 * 1024;
 /// Longest address or key of a transport, in bytes (a packed UCX rkey has a few hundred).
 pub const KEY_BYTES_MAX: usize = 4096;
 
@@ -139,9 +142,39 @@ pub struct AgentCard {
     pub fence_region: Option<RegionId>,
     /// Which region holds the KV pool.
     pub kv_region: Option<RegionId>,
+    /// Grows with each change of the card within a boot epoch.
+    pub revision: u64,
+    /// Where its process runs: a `Place` of `towline-topo` as JSON, empty when it is not said. A claim, for choosing and
+    /// for people; no byte of it is trusted with memory.
+    pub place: String,
 }
 
 impl AgentCard {
+    /// This card with these regions only, in the order of the card, and the roles that fall on them.
+    ///
+    /// # Errors
+    /// [`CardError::UnknownRegion`] for one that the card does not list.
+    pub fn with_regions(&self, ids: &[RegionId]) -> Result<Self, CardError> {
+        if let Some(region) = ids.iter().copied().find(|id| self.region(*id).is_none()) {
+            return Err(CardError::UnknownRegion { region });
+        }
+        let mut card = self.clone();
+        card.regions.retain(|region| ids.contains(&region.id));
+        card.fence_region = self.fence_region.filter(|id| ids.contains(id));
+        card.kv_region = self.kv_region.filter(|id| ids.contains(id));
+        Ok(card)
+    }
+
+    /// This card with the ways over these transports only: endpoints, and keys of regions.
+    pub fn with_transports(&self, kinds: &[TransportKind]) -> Self {
+        let mut card = self.clone();
+        card.endpoints.retain(|endpoint| kinds.contains(&endpoint.transport));
+        for region in &mut card.regions {
+            region.keys.retain(|(kind, _)| kinds.contains(kind));
+        }
+        card
+    }
+
     /// The region of that id.
     pub fn region(&self, id: RegionId) -> Option<&RegionCard> {
         self.regions.iter().find(|region| region.id == id)
@@ -171,6 +204,8 @@ impl AgentCard {
             fingerprint: Some(fingerprint_to_wire(&self.fingerprint)),
             fence_region: self.fence_region.map(|id| id.0),
             kv_region: self.kv_region.map(|id| id.0),
+            revision: self.revision,
+            place: self.place.clone(),
         }
     }
 
@@ -197,6 +232,9 @@ impl AgentCard {
         if endpoints.iter().any(|endpoint| endpoint.address.len() > KEY_BYTES_MAX) {
             return Err(CardError::TooLarge { length });
         }
+        if card.place.len() > PLACE_BYTES_MAX {
+            return Err(CardError::Place { length: card.place.len() });
+        }
         let regions = card.regions.into_iter().map(region_from_wire).collect::<Result<Vec<_>, _>>()?;
         let mut ids: Vec<_> = regions.iter().map(|region| region.id).collect();
         ids.sort_unstable();
@@ -218,6 +256,8 @@ impl AgentCard {
             fingerprint: fingerprint_from_wire(card.fingerprint.unwrap_or_default()),
             endpoints,
             regions,
+            revision: card.revision,
+            place: card.place,
         })
     }
 }
@@ -268,7 +308,7 @@ pub(crate) fn fingerprint_from_wire(fingerprint: v1::Fingerprint) -> Fingerprint
 }
 
 /// Why a card was refused.
-#[derive(Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum CardError {
     /// Run the same release on both sides.
     #[error("the card has version {found}, this build reads {CARD_VERSION}")]
@@ -281,6 +321,18 @@ pub enum CardError {
     TooLarge {
         /// Bytes found.
         length: usize,
+    },
+    /// The peer is broken or hostile.
+    #[error("malformed card: a place of {length} bytes is longer than {PLACE_BYTES_MAX}")]
+    Place {
+        /// Bytes found.
+        length: usize,
+    },
+    /// Name regions that are registered.
+    #[error("the card lists no region {region}")]
+    UnknownRegion {
+        /// The region asked for.
+        region: RegionId,
     },
     /// The peer is broken or hostile.
     #[error("malformed card: {what}")]
@@ -314,6 +366,8 @@ mod tests {
             fingerprint: Fingerprint { rope: "base=100000".into(), ..Fingerprint::default() },
             fence_region: Some(RegionId(2)),
             kv_region: Some(RegionId(1)),
+            revision: 3,
+            place: r#"{"host_name":"node-7"}"#.into(),
         }
     }
 
@@ -325,12 +379,13 @@ mod tests {
     #[test]
     fn tampered_cards_are_refused_by_name() {
         type Tamper = fn(&mut v1::Card);
-        let cases: [(Tamper, &str); 6] = [
+        let cases: [(Tamper, &str); 7] = [
             (|c| c.version = 2, "version 2"),
             (|c| c.agent = "a b".into(), "agent name"),
             (|c| c.engine = vec![1], "16 bytes"),
             (|c| c.regions[0].id = 2, "share an id"),
             (|c| c.kv_region = Some(9), "does not list"),
+            (|c| c.place = "x".repeat(PLACE_BYTES_MAX + 1), "a place of 8193 bytes"),
             (|c| c.regions[0].keys[0].key = vec![0; KEY_BYTES_MAX + 1], "too long"),
         ];
         for (tamper, word) in cases {
@@ -365,6 +420,18 @@ mod tests {
         let mut wire = card().to_wire();
         wire.endpoints.push(v1::Endpoint { transport: "warp".into(), address: vec![] });
         assert_eq!(AgentCard::from_wire(wire), Ok(card()));
+    }
+
+    #[test]
+    fn a_partial_card_has_what_was_asked_for_and_the_roles_that_fall_on_it() {
+        let part = card().with_regions(&[RegionId(2)]).unwrap();
+        assert_eq!((part.regions.len(), part.fence_region, part.kv_region), (1, Some(RegionId(2)), None));
+        assert_eq!(AgentCard::from_wire(part.to_wire()), Ok(part), "it stands alone");
+        let missing = card().with_regions(&[RegionId(2), RegionId(9)]);
+        assert_eq!(missing, Err(CardError::UnknownRegion { region: RegionId(9) }));
+        let tcp = card().with_transports(&[TransportKind::Tcp]);
+        assert_eq!((tcp.endpoints.len(), tcp.regions[0].keys.len()), (1, 0));
+        assert!(card().with_transports(&[TransportKind::Shm]).endpoints.is_empty());
     }
 
     #[test]

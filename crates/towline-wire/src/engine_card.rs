@@ -1,9 +1,9 @@
 //! The engine's card: an engine of several ranks as its peers see it, versioned, self-describing and bounded.
 //!
 //! It says how heads and layers are shared over ranks, what the KV means, and how to reach each rank: by its agent's
-//! whole card, or by an address to ask for that card (engines of many ranks, whose cards together are too long). Like
-//! an agent's card it travels only inside an authenticated session. Its encoding is the `EngineCard` message of the
-//! control protocol. The layout is that of the whole engine, and stands once, in the fingerprint.
+//! whole card, or by an address to ask for that card (engines of many ranks, whose cards together are too long). It
+//! travels only inside an authenticated session, as the answer to `EngineCardRequest`. Its encoding is the `EngineCard`
+//! message of the control protocol. The layout is that of the whole engine, and stands once, in the fingerprint.
 
 use prost::Message;
 use thiserror::Error;
@@ -220,7 +220,7 @@ fn ranks_from_wire(
 }
 
 /// `host:port`, the host not empty. Whether it can be dialled shows when it is.
-fn is_address(text: &str) -> bool {
+pub(crate) fn is_address(text: &str) -> bool {
     text.len() <= ADDRESS_BYTES_MAX
         && text.rsplit_once(':').is_some_and(|(host, port)| {
             !host.is_empty() && host.bytes().all(|b| b.is_ascii_graphic()) && port.parse::<u16>().is_ok()
@@ -228,7 +228,7 @@ fn is_address(text: &str) -> bool {
 }
 
 /// Why an engine's card was refused. Unless said otherwise, the peer is broken or hostile.
-#[derive(Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum EngineCardError {
     /// Run the same release on both sides.
     #[error("the engine card has version {found}, this build reads {ENGINE_CARD_VERSION}")]

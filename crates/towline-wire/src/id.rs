@@ -119,7 +119,7 @@ number_id! {
 }
 
 /// Why an id was not accepted.
-#[derive(Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum IdError {
     /// Give an agent name in the accepted characters and length.
     #[error("agent name {name:?} is not 1 to 128 of A-Z a-z 0-9 . _ - /")]

@@ -24,6 +24,7 @@
 pub mod auth;
 pub mod blocks;
 pub mod card;
+pub mod carried_card;
 pub mod contract;
 pub mod control;
 pub mod digest;

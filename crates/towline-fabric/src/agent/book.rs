@@ -58,6 +58,11 @@ impl Book {
         &self.totals
     }
 
+    /// Whether a transfer is under way.
+    pub(super) fn is_busy(&self) -> bool {
+        self.under_way > 0
+    }
+
     /// A transfer begins.
     pub(super) fn handle_start(&mut self, now: Instant) {
         self.under_way += 1;

@@ -8,6 +8,7 @@ use towline_wire::auth::{ClusterKey, Identity};
 use towline_wire::blocks::Extent;
 use towline_wire::card::Fingerprint;
 use towline_wire::contract::Contract;
+use towline_wire::engine_card::EngineCard;
 use towline_wire::frame::Status;
 use towline_wire::id::{AgentName, BootEpoch, EngineId, Generation, LeaseId, RegionId};
 use towline_wire::lease::LeaseError;
@@ -37,11 +38,28 @@ pub struct Limits {
     pub transfers: usize,
     /// Peers connected to. Default 1024.
     pub peers: usize,
+    /// How often a peer with held leases ([`Peer::hold`](crate::Peer::hold)) is told so, in one message for all of them.
+    /// Default 5 s, at least 10 ms: a sixth of the default lease, so that several may be lost.
+    pub heartbeat: Duration,
+    /// How long a peer keeps its path without a transfer, a call or a held lease. Default 60 s, at least 10 ms. Opening it
+    /// again takes a round trip or a mapping.
+    pub path_idle: Duration,
+    /// How long after that it keeps its control session, likewise. Default 10 min, at least 10 ms. Connecting again takes
+    /// three round trips and a mapping. `Duration::MAX` keeps either for good.
+    pub session_idle: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { sessions: 4096, unauthenticated: 64, transfers: 4096, peers: 1024 }
+        Self {
+            sessions: 4096,
+            unauthenticated: 64,
+            transfers: 4096,
+            peers: 1024,
+            heartbeat: Duration::from_secs(5),
+            path_idle: Duration::from_secs(60),
+            session_idle: Duration::from_secs(600),
+        }
     }
 }
 
@@ -171,6 +189,11 @@ pub trait Owner: Send + Sync {
     /// A peer's notification: after the data of the transfer it belongs to.
     fn handle_notify(&self, peer: &Identity, payload: Vec<u8>);
 
-    /// A peer's control session ended.
+    /// The card of the engine that this agent belongs to, for a peer that asks; by default none.
+    fn engine_card(&self) -> Option<EngineCard> {
+        None
+    }
+
+    /// A peer's control session ended: it is gone, or was idle for long.
     fn handle_peer_gone(&self, peer: &Identity);
 }

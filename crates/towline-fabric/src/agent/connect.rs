@@ -1,7 +1,7 @@
-//! Connecting to a peer: resolve, control session, card, checks, path.
+//! Connecting to a peer: resolve, control session, card, checks, path; or, over a session that has none, the path alone.
 //!
 //! ```text
-//!   resolve ──> control session (each address in turn) ──> card checked ──> transports (preferred first) ──> contract ──> Peer
+//!   resolve ──> control session (each address in turn) ──> card checked ──> transports (preferred first) ──> contract ──> connection
 //! ```
 //! Every step runs on the io thread as a callback of the one before; only names, which the C library resolves
 //! blockingly, get a short-lived thread. One timer ends it all at the deadline.
@@ -18,104 +18,166 @@ use towline_wire::receipt::TransportKind;
 
 use super::TransportStatus;
 use super::config::{ConnectOptions, TransportChoice};
+use super::connection::{PathWatch, PeerShared, PeerState, Session};
 use super::environment::Environment;
+use super::follow::FollowingPath;
 use super::pair::Pair;
-use super::peer::{Peer, PeerShared, PeerState, Side};
+use super::place;
 use super::stats::Seat;
-use crate::control::{Dialled, Link, open_control};
+use super::view::View;
+use crate::control::{Dialled, open_control};
 use crate::error::{ConnectError, Reasons, SessionError};
 use crate::io::{Timed, TimerKey};
-use crate::pending::{Completer, Pending, pending};
 use crate::transport::{Path, PathError, PeerAddress, Transport};
 
 /// Addresses of one name that are tried: both families of a few interfaces.
 const ADDRESSES_MAX: usize = 8;
 
 /// Transports that will not do, each with its reason.
-type RuledOut = Vec<(TransportKind, String)>;
+pub(super) type RuledOut = Vec<(TransportKind, String)>;
+
+/// How a peer is to be reached.
+#[derive(Clone)]
+pub(super) struct Route {
+    /// Preferred first.
+    pub(super) candidates: Vec<Arc<dyn Transport>>,
+    pub(super) ruled_out: RuledOut,
+    /// `host:port`.
+    pub(super) address: String,
+    pub(super) options: ConnectOptions,
+}
+
+impl Route {
+    /// Over what `options` choose of this agent's transports.
+    pub(super) fn new(
+        transports: &[Arc<dyn Transport>],
+        statuses: &[TransportStatus],
+        (address, options): (&str, ConnectOptions),
+    ) -> Self {
+        let choice = options.transport;
+        let fits = |kind| choice == TransportChoice::Auto || choice == TransportChoice::Only(kind);
+        let candidates = transports.iter().filter(|transport| fits(transport.kind())).cloned().collect();
+        let missing =
+            |status: &TransportStatus| Some((status.kind, status.available.as_ref().err()?.clone()));
+        let mut ruled_out: Vec<_> =
+            statuses.iter().filter(|status| fits(status.kind)).filter_map(missing).collect();
+        if let TransportChoice::Only(kind) = choice
+            && statuses.iter().all(|status| status.kind != kind)
+        {
+            ruled_out.push((kind, "this build does not have it".into()));
+        }
+        Self { candidates, ruled_out, address: address.into(), options }
+    }
+
+    /// Only over what `card`, which may be a part of one, offers.
+    pub(super) fn within(mut self, card: &AgentCard) -> Self {
+        let offered = |transport: &Arc<dyn Transport>| card.endpoint(transport.kind()).is_some();
+        let (candidates, others): (_, Vec<_>) = self.candidates.into_iter().partition(offered);
+        self.candidates = candidates;
+        self.ruled_out.extend(others.iter().map(|other| (other.kind(), "the card does not offer it".into())));
+        self
+    }
+
+    /// Whether `card` is of whom the options want.
+    pub(super) fn check(&self, card: &AgentCard) -> Result<(), ConnectError> {
+        let ConnectOptions { agent, boot_epoch, fingerprint, .. } = &self.options;
+        if let Some(expected) = agent.as_ref().filter(|name| **name != card.agent) {
+            let (address, expected, found) = (self.address.clone(), expected.clone(), card.agent.clone());
+            return Err(ConnectError::WrongAgent { address, expected, found });
+        }
+        if let Some(expected) = boot_epoch.filter(|epoch| *epoch != card.boot_epoch) {
+            let (agent, found) = (card.agent.clone(), card.boot_epoch);
+            return Err(ConnectError::PeerRestarted { agent, expected, found });
+        }
+        if let Some(ours) = fingerprint {
+            ours.check(&card.fingerprint)?;
+        }
+        Ok(())
+    }
+}
+
+/// What outlives the connections to a peer.
+#[derive(Clone)]
+pub(super) struct Known {
+    pub(super) view: Arc<View>,
+    pub(super) pair: Arc<Pair>,
+}
+
+/// A path, and what goes with it.
+struct Opened {
+    transport: TransportKind,
+    path: Arc<dyn Path>,
+    follows: Option<Arc<FollowingPath>>,
+    watch: Arc<PathWatch>,
+}
+
+/// Takes the outcome of a dial, and where the peer's card is kept.
+pub(super) type Done = Box<dyn FnOnce(Result<(Arc<PeerShared>, Arc<View>), ConnectError>) + Send>;
 
 struct Dial {
     environment: Arc<Environment>,
-    candidates: Vec<Arc<dyn Transport>>,
-    ruled_out: RuledOut,
-    address: String,
-    options: ConnectOptions,
+    route: Route,
+    /// Of a peer that was met before.
+    known: Option<Known>,
     until: Instant,
-    outcome: Completer<Result<Peer, ConnectError>>,
+    done: Mutex<Option<Done>>,
     seat: Mutex<Option<Seat>>,
     timer: OnceLock<TimerKey>,
     addresses: Mutex<VecDeque<SocketAddr>>,
 }
 
-/// What the control session brought.
-struct Met {
-    link: Arc<Link>,
-    card: Arc<AgentCard>,
-    socket: SocketAddr,
-    state: Arc<PeerState>,
-}
-
-pub(super) fn dial(
-    environment: &Arc<Environment>,
-    transports: &[Arc<dyn Transport>],
-    statuses: &[TransportStatus],
-    (address, options): (&str, ConnectOptions),
-) -> Pending<Result<Peer, ConnectError>> {
-    let (outcome, pending) = pending(|| Err(ConnectError::Closed { reason: "the agent stopped" }));
+/// Makes a connection.
+pub(super) fn dial(environment: &Arc<Environment>, route: Route, known: Option<Known>, done: Done) {
     let Some(seat) = Seat::take(&environment.counters.peers, environment.limits.peers) else {
-        outcome.complete(Err(ConnectError::Closed { reason: "it has as many peers as it may" }));
-        return pending;
+        return done(Err(ConnectError::Closed { reason: "it has as many peers as it may" }));
     };
-    // A deadline past the end of the clock becomes an hour: nobody dials for longer.
-    let (now, long) = (Instant::now(), Duration::from_secs(3600));
-    let until = now.checked_add(options.deadline).unwrap_or(now + long);
-    let (candidates, ruled_out) = candidates(transports, statuses, options.transport);
-    let dial = Arc::new(Dial {
-        environment: Arc::clone(environment),
-        candidates,
-        ruled_out,
-        address: address.into(),
-        options,
-        until,
-        outcome,
-        seat: Mutex::new(Some(seat)),
-        timer: OnceLock::new(),
-        addresses: Mutex::default(),
-    });
-    dial.resolve();
-    pending
+    Dial::start(environment, (route, known), Some(seat), done).resolve();
 }
 
-fn candidates(
-    transports: &[Arc<dyn Transport>],
-    statuses: &[TransportStatus],
-    choice: TransportChoice,
-) -> (Vec<Arc<dyn Transport>>, RuledOut) {
-    let fits = |kind| choice == TransportChoice::Auto || choice == TransportChoice::Only(kind);
-    let chosen = transports.iter().filter(|transport| fits(transport.kind())).cloned().collect();
-    let missing = |status: &TransportStatus| Some((status.kind, status.available.as_ref().err()?.clone()));
-    let mut ruled_out: Vec<_> =
-        statuses.iter().filter(|status| fits(status.kind)).filter_map(missing).collect();
-    if let TransportChoice::Only(kind) = choice
-        && statuses.iter().all(|status| status.kind != kind)
-    {
-        ruled_out.push((kind, "this build does not have it".into()));
-    }
-    (chosen, ruled_out)
+/// Makes a connection over a session that has no path.
+pub(super) fn reopen(
+    environment: &Arc<Environment>,
+    route: &Route,
+    (session, known): (Arc<Session>, Known),
+    done: Done,
+) {
+    let dial = Dial::start(environment, (route.clone(), Some(known.clone())), None, done);
+    dial.try_transport((session, known.view), 0, route.ruled_out.clone());
 }
 
 impl Dial {
+    fn start(
+        environment: &Arc<Environment>,
+        (route, known): (Route, Option<Known>),
+        seat: Option<Seat>,
+        done: Done,
+    ) -> Arc<Self> {
+        // A deadline past the end of the clock becomes an hour: nobody dials for longer.
+        let (now, long) = (Instant::now(), Duration::from_secs(3600));
+        let until = now.checked_add(route.options.deadline).unwrap_or(now + long);
+        let dial = Arc::new(Self {
+            environment: Arc::clone(environment),
+            route,
+            known,
+            until,
+            done: Mutex::new(Some(done)),
+            seat: Mutex::new(seat),
+            timer: OnceLock::new(),
+            addresses: Mutex::default(),
+        });
+        let timed: Arc<dyn Timed> = Arc::<Self>::clone(&dial);
+        let _ = dial.timer.set(environment.io.timers().insert(until, Arc::downgrade(&timed)));
+        dial
+    }
+
     fn resolve(self: &Arc<Self>) {
-        let timed: Arc<dyn Timed> = Arc::<Self>::clone(self);
-        let key = self.environment.io.timers().insert(self.until, Arc::downgrade(&timed));
-        let _ = self.timer.set(key);
-        if let Ok(literal) = self.address.parse() {
+        if let Ok(literal) = self.route.address.parse() {
             self.set_addresses([literal].into());
             return;
         }
         let dial = Arc::clone(self);
         let resolver = std::thread::Builder::new().name("towline-resolve".into());
-        let spawned = resolver.spawn(move || match dial.address.to_socket_addrs() {
+        let spawned = resolver.spawn(move || match dial.route.address.to_socket_addrs() {
             Ok(found) => dial.set_addresses(found.take(ADDRESSES_MAX).collect()),
             Err(error) => dial.fail(dial.unreachable(&error)),
         });
@@ -130,7 +192,7 @@ impl Dial {
     }
 
     fn try_next_address(self: &Arc<Self>, otherwise: ConnectError) {
-        if self.outcome.is_done() {
+        if self.is_done() {
             return;
         }
         let next = self.addresses.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
@@ -138,11 +200,7 @@ impl Dial {
         let state = Arc::new(PeerState::default());
         let (dial, ours) = (Arc::clone(self), Arc::clone(&state));
         let opened = Box::new(move |outcome| dial.handle_control(outcome, socket, ours));
-        let events = Box::new(move |why: &SessionError| {
-            let side = if matches!(why, SessionError::Closed(_)) { Side::Ours } else { Side::Theirs };
-            state.go_down(&why.to_string(), side);
-        });
-        open_control(&self.environment, (socket, self.until), opened, events);
+        open_control(&self.environment, (socket, self.until), opened, state);
     }
 
     fn handle_control(
@@ -151,118 +209,168 @@ impl Dial {
         socket: SocketAddr,
         state: Arc<PeerState>,
     ) {
-        let (link, card) = match outcome {
-            Ok(Dialled { link, card }) => (link, card),
+        let Dialled { link, card } = match outcome {
+            Ok(dialled) => dialled,
             Err(SessionError::Lost(reason)) => return self.try_next_address(self.unreachable(&reason)),
             Err(error) => return self.fail(self.explain(error)),
         };
-        let checked = AgentCard::from_wire(card).map_err(ConnectError::from);
-        match checked.and_then(|card| self.check(card)) {
-            Ok(card) => self.try_transport(
-                Met { link, card: Arc::new(card), socket, state },
-                0,
-                self.ruled_out.clone(),
-            ),
-            Err(error) => self.fail(error),
+        let Some(seat) = self.seat.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        let met = AgentCard::from_wire(card).map_err(ConnectError::from).and_then(|card| self.meet(card));
+        match met {
+            Ok((card, view)) => {
+                state.introduce(&link, &view);
+                let session = Arc::new(Session { card, socket, link, state, _seat: seat });
+                self.try_transport((session, view), 0, self.route.ruled_out.clone());
+            }
+            Err(error) => {
+                // The place is free before the caller is told.
+                drop(seat);
+                self.fail(error);
+            }
         }
     }
 
-    fn check(&self, card: AgentCard) -> Result<AgentCard, ConnectError> {
-        if let Some(expected) = self.options.agent.as_ref().filter(|name| **name != card.agent) {
-            let (address, expected, found) = (self.address.clone(), expected.clone(), card.agent);
-            return Err(ConnectError::WrongAgent { address, expected, found });
-        }
-        if let Some(expected) = self.options.boot_epoch.filter(|epoch| *epoch != card.boot_epoch) {
-            return Err(ConnectError::PeerRestarted { agent: card.agent, expected, found: card.boot_epoch });
-        }
-        if let Some(ours) = &self.options.fingerprint {
-            ours.check(&card.fingerprint)?;
-        }
-        self.environment.refused.check(&card.agent, &self.options.contract, Instant::now())?;
-        Ok(card)
+    /// Checks a card that came, and puts it where the peer's card is kept.
+    fn meet(&self, card: AgentCard) -> Result<(Arc<AgentCard>, Arc<View>), ConnectError> {
+        self.route.check(&card)?;
+        self.environment.refused.check(&card.agent, &self.route.options.contract, Instant::now())?;
+        let card = Arc::new(card);
+        let view = match &self.known {
+            Some(Known { view, .. }) => {
+                // Not newer: nothing has changed while there was no session.
+                view.accept(&card).map_err(|error| ConnectError::Card { reason: error.to_string() })?;
+                Arc::clone(view)
+            }
+            None => View::new(Arc::clone(&card)),
+        };
+        Ok((card, view))
     }
 
-    fn try_transport(self: &Arc<Self>, met: Met, index: usize, mut passed_over: RuledOut) {
-        if self.outcome.is_done() {
+    fn try_transport(
+        self: &Arc<Self>,
+        (session, view): (Arc<Session>, Arc<View>),
+        index: usize,
+        mut passed_over: RuledOut,
+    ) {
+        if self.is_done() {
             return;
         }
-        let Some(transport) = self.candidates.get(index) else {
+        let Some(transport) = self.route.candidates.get(index).cloned() else {
+            // Its place is free before the caller is told.
+            drop(session);
             return self.fail(ConnectError::NoTransport { reasons: Reasons(passed_over) });
         };
-        let events = Arc::<PeerState>::clone(&met.state);
-        let peer = PeerAddress { card: Arc::clone(&met.card), socket: met.socket, until: self.until, events };
-        let (dial, kind) = (Arc::clone(self), transport.kind());
+        session.state.open();
+        let watch = PathWatch::new(&session.state);
+        let events = Arc::<PathWatch>::clone(&watch);
+        let peer = PeerAddress { card: view.newest(), socket: session.socket, until: self.until, events };
+        let (dial, kind, address) = (Arc::clone(self), transport.kind(), peer.clone());
+        let by_key = !transport.capabilities().checked_by_owner;
+        let follower = by_key.then(|| Arc::clone(&transport));
         let opened = move |path: Result<Arc<dyn Path>, PathError>| match path {
-            Ok(path) => dial.finish(met, (kind, path), Reasons(passed_over)),
+            Ok(path) => {
+                let follows =
+                    follower.map(|transport| FollowingPath::new(&transport, address, Arc::clone(&path)));
+                let path = Opened { transport: kind, path, follows, watch };
+                dial.finish((session, view), path, Reasons(passed_over));
+            }
             Err(error) => {
                 let reason = error.to_string();
-                tracing::info!(peer = %met.card.agent, transport = %kind, reason, "transport passed over");
+                tracing::info!(peer = %session.card.agent, transport = %kind, reason, "transport passed over");
                 passed_over.push((kind, reason));
-                dial.try_transport(met, index + 1, passed_over);
+                dial.try_transport((session, view), index + 1, passed_over);
             }
         };
         transport.connect(&peer, Box::new(opened));
     }
 
-    fn finish(&self, met: Met, (transport, path): (TransportKind, Arc<dyn Path>), passed_over: Reasons) {
-        let violation = self.options.contract.admits(transport, &path.evidence()).err();
+    fn finish(&self, met: (Arc<Session>, Arc<View>), opened: Opened, passed_over: Reasons) {
+        let contract = &self.route.options.contract;
+        let violation = contract.admits(opened.transport, &opened.path.evidence()).err();
         if let Some(violation) = &violation {
             self.environment.counters.contract_violations.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(peer = %met.card.agent, %violation, "contract violated");
-            if self.options.contract.on_violation == OnViolation::Refuse {
-                path.close();
+            tracing::warn!(peer = %met.0.card.agent, %violation, "contract violated");
+            if contract.on_violation == OnViolation::Refuse {
+                opened.path.close();
+                drop(met);
                 return self.fail(violation.clone().into());
             }
         }
-        match self.seat.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            Some(seat) => self.deliver(met, (transport, path), passed_over, (violation, seat)),
-            None => path.close(),
+        match self.take_done() {
+            Some(done) => self.deliver(met, (opened, passed_over), violation, done),
+            None => opened.path.close(),
         }
     }
 
     fn deliver(
         &self,
-        met: Met,
-        (transport, path): (TransportKind, Arc<dyn Path>),
-        passed_over: Reasons,
-        (violation, seat): (Option<ContractViolation>, Seat),
+        (session, view): (Arc<Session>, Arc<View>),
+        (opened, passed_over): (Opened, Reasons),
+        violation: Option<ContractViolation>,
+        done: Done,
     ) {
-        met.state.bind(&path, &met.link);
-        tracing::info!(peer = %met.card.agent, %transport, evidence = %path.evidence(), "connected");
-        let peer = Peer(Arc::new(PeerShared {
+        let Opened { transport, path, follows, watch } = opened;
+        let path = follows.as_ref().map_or(path, |follows| Arc::<FollowingPath>::clone(follows));
+        let pair = match &self.known {
+            Some(Known { pair, .. }) => {
+                pair.handle_reconnect(violation);
+                Arc::clone(pair)
+            }
+            None => Arc::new(Pair::new(self.route.options.contract.clone(), violation)),
+        };
+        let (here, there) = (&self.environment.place, place::of(&session.card));
+        tracing::info!(
+            peer = %session.card.agent, %transport, evidence = %path.evidence(),
+            here = place::describe(here), there = place::describe(&there), relation = ?here.relation(&there),
+            "connected"
+        );
+        let connection = Arc::new(PeerShared {
             environment: Arc::clone(&self.environment),
-            card: met.card,
+            card: Arc::clone(&session.card),
             transport,
-            path,
-            link: met.link,
-            state: met.state,
+            path: Arc::clone(&path),
+            link: Arc::clone(&session.link),
+            state: Arc::clone(&session.state),
             passed_over,
-            pair: Pair::new(self.options.contract.clone(), violation),
-            _seat: seat,
-        }));
-        self.outcome.complete(Ok(peer));
+            pair,
+            session,
+        });
+        connection.state.attach(&path, &watch, follows.as_ref());
+        done(Ok((connection, view)));
+    }
+
+    fn is_done(&self) -> bool {
+        self.done.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
+    fn take_done(&self) -> Option<Done> {
+        self.done.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     fn fail(&self, error: ConnectError) {
         // The place is free before the caller is told.
         self.seat.lock().unwrap_or_else(PoisonError::into_inner).take();
-        self.outcome.complete(Err(error));
+        if let Some(done) = self.take_done() {
+            done(Err(error));
+        }
     }
 
     fn explain(&self, error: SessionError) -> ConnectError {
-        let address = self.address.clone();
+        let address = self.route.address.clone();
         match error {
             SessionError::Lost(reason) => ConnectError::Unreachable { address, reason },
             SessionError::Auth(reason) | SessionError::Protocol(reason) => {
                 ConnectError::Auth { address, reason }
             }
-            SessionError::Deadline => ConnectError::Deadline { address, deadline: self.options.deadline },
+            SessionError::Deadline => {
+                ConnectError::Deadline { address, deadline: self.route.options.deadline }
+            }
             SessionError::Closed(reason) => ConnectError::Closed { reason },
         }
     }
 
     fn unreachable(&self, reason: &dyn ToString) -> ConnectError {
-        ConnectError::Unreachable { address: self.address.clone(), reason: reason.to_string() }
+        ConnectError::Unreachable { address: self.route.address.clone(), reason: reason.to_string() }
     }
 }
 
@@ -276,6 +384,10 @@ impl Drop for Dial {
     fn drop(&mut self) {
         if let Some(key) = self.timer.take() {
             self.environment.io.timers().cancel(key);
+        }
+        // Left by all who were to go on with it: the agent stopped.
+        if let Some(done) = self.take_done() {
+            done(Err(ConnectError::Closed { reason: "the agent stopped" }));
         }
     }
 }

@@ -4,14 +4,19 @@ use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use towline_topo::place::Place;
+use towline_topo::system::Live;
 use towline_wire::auth::{ClusterKey, Identity};
 use towline_wire::card::{AgentCard, Endpoint, Fingerprint};
 use towline_wire::id::{BootEpoch, EngineId};
 
 use super::config::{AgentConfig, Limits, Owner, ShmConfig};
+use super::lease::Heart;
 use super::pair::Refused;
+use super::place;
 use super::region::Regions;
 use super::stats::Counters;
+use crate::control::Subscribers;
 use crate::io::Io;
 use crate::transport::shm::Copiers;
 
@@ -32,6 +37,11 @@ pub(crate) struct Environment {
     pub(crate) counters: Counters,
     pub(crate) copiers: Copiers,
     pub(crate) refused: Refused,
+    pub(crate) heart: Arc<Heart>,
+    /// Control sessions of peers that follow the card.
+    pub(crate) subscribers: Subscribers,
+    /// Where this process runs.
+    pub(crate) place: Place,
     engine: EngineId,
     fingerprint: Fingerprint,
     endpoints: OnceLock<Vec<Endpoint>>,
@@ -51,16 +61,19 @@ impl Environment {
             shm: config.shm,
             tcp: config.tcp,
             owner,
-            io,
             more_lanes,
             next_lane: AtomicUsize::new(0),
             regions: Regions::default(),
             counters: Counters::default(),
             copiers: Copiers::new(config.copy_threads),
             refused: Refused::default(),
+            heart: Heart::new(&io, config.limits.heartbeat),
+            subscribers: Subscribers::default(),
+            place: place::read(&Live),
             engine: config.engine,
             fingerprint: config.fingerprint,
             endpoints: OnceLock::new(),
+            io,
         })
     }
 
@@ -90,7 +103,7 @@ impl Environment {
 
     /// The card as it is now.
     pub(crate) fn card(&self) -> AgentCard {
-        let (regions, roles) = self.regions.cards();
+        let (regions, roles, revision) = self.regions.cards();
         AgentCard {
             agent: self.identity.agent.clone(),
             engine: self.engine,
@@ -100,6 +113,8 @@ impl Environment {
             fingerprint: self.fingerprint.clone(),
             fence_region: roles.fence,
             kv_region: roles.kv,
+            revision,
+            place: place::to_json(&self.place),
         }
     }
 }

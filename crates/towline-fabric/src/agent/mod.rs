@@ -6,23 +6,33 @@
 mod book;
 mod config;
 mod connect;
+mod connection;
 mod environment;
 mod estimate;
+mod follow;
+mod handle;
 mod job;
+mod lease;
 mod pair;
 mod peer;
+mod place;
 mod plan;
 mod region;
 mod stats;
 mod transfer;
+mod view;
+mod waiting;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use towline_topo::place::Place;
 use towline_wire::auth::Identity;
-use towline_wire::card::{AgentCard, Endpoint};
-use towline_wire::id::{AgentName, BootEpoch};
+use towline_wire::card::{AgentCard, CardError, Endpoint};
+use towline_wire::carried_card::{CarriedCard, CarriedCardError};
+use towline_wire::id::{AgentName, BootEpoch, RegionId};
 use towline_wire::receipt::TransportKind;
 
 pub use book::Totals;
@@ -30,6 +40,7 @@ pub use config::{
     AgentConfig, ConnectOptions, Limits, Owner, RegionOptions, RegionRole, ShmConfig, TransportChoice,
 };
 pub(crate) use environment::{Environment, random};
+pub use lease::HeldLease;
 pub use peer::Peer;
 pub use region::Region;
 pub(crate) use region::RegionEntry;
@@ -37,10 +48,12 @@ pub(crate) use stats::Seat;
 pub use stats::{AgentStats, TransportTraffic};
 pub use transfer::{Prepared, Transfer, TransferRequest};
 
+use self::connect::Route;
+use self::handle::Handle;
 use crate::control::Listener;
 use crate::error::{ConnectError, Reasons, StartError};
 use crate::io::Reactor;
-use crate::pending::Pending;
+use crate::pending::{Pending, pending, ready};
 use crate::region::{Memory, RegisterError};
 use crate::transport::{Capabilities, Outside, REGISTRY, Transport};
 
@@ -54,6 +67,11 @@ pub struct TransportStatus {
     pub kind: TransportKind,
     /// What it can do here, or why it is not available.
     pub available: Result<Capabilities, String>,
+}
+
+fn unix_now() -> Duration {
+    // A clock before 1970 reads as 1970.
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 /// Registers memory, serves peers, connects to peers. A cheap handle; `Send + Sync`.
@@ -158,14 +176,72 @@ impl Agent {
         &self.0.environment.identity
     }
 
+    /// Where it runs. A field that could not be read has no value.
+    pub fn place(&self) -> &Place {
+        &self.0.environment.place
+    }
+
     /// What it offers now.
     pub fn card(&self) -> AgentCard {
         self.0.environment.card()
     }
 
+    /// What it offers now, of these regions only.
+    ///
+    /// # Errors
+    /// [`CardError::UnknownRegion`].
+    pub fn card_of(&self, regions: &[RegionId]) -> Result<AgentCard, CardError> {
+        self.card().with_regions(regions)
+    }
+
+    /// A card of this agent, whole or in part, as bytes for the caller to carry: in a file, over HTTP, through etcd. Whoever
+    /// holds the cluster's key can use it for `valid_for` from now, with [`Agent::connect_card`].
+    ///
+    /// # Errors
+    /// [`CarriedCardError::Address`] when the agent's address can't be dialled, [`CarriedCardError::Card`].
+    pub fn seal_card(&self, card: AgentCard, valid_for: Duration) -> Result<Vec<u8>, CarriedCardError> {
+        let expires_unix_s = unix_now().saturating_add(valid_for).as_secs();
+        let address = self.address().to_owned();
+        CarriedCard { card, address, expires_unix_s }.seal(&self.0.environment.key)
+    }
+
     /// Dials `address` (`host:port`), proves itself, fetches the card, checks what `options` ask and opens a path.
     pub fn connect(&self, address: &str, options: ConnectOptions) -> Pending<Result<Peer, ConnectError>> {
-        connect::dial(&self.0.environment, &self.0.transports, &self.0.statuses, (address, options))
+        let (outcome, pending) = pending(|| Err(ConnectError::Closed { reason: "the agent stopped" }));
+        let route = Route::new(&self.0.transports, &self.0.statuses, (address, options));
+        let again = route.clone();
+        let done = move |dialled: Result<_, _>| {
+            outcome.complete(dialled.map(|(connection, view)| Peer(Handle::of(connection, again, view))));
+        };
+        connect::dial(&self.0.environment, route, None, Box::new(done));
+        pending
+    }
+
+    /// A peer known by the bytes of [`Agent::seal_card`], which connects when it is used: to the address in the card and
+    /// no other, over the transports in it, and only if the agent and the incarnation of the card answer there. Until then
+    /// nothing is dialled and nothing is held.
+    ///
+    /// # Errors
+    /// [`ConnectError::CarriedCard`]; [`ConnectError::WrongAgent`], [`ConnectError::PeerRestarted`] and
+    /// [`ConnectError::Incompatible`] when the card is not of whom `options` want.
+    pub fn introduce(&self, card: &[u8], options: ConnectOptions) -> Result<Peer, ConnectError> {
+        let CarriedCard { card, address, .. } =
+            CarriedCard::open(card, &self.0.environment.key, unix_now().as_secs())?;
+        let route = Route::new(&self.0.transports, &self.0.statuses, (&address, options));
+        route.check(&card)?;
+        Ok(Peer(Handle::new(&self.0.environment, route.within(&card), Arc::new(card))))
+    }
+
+    /// As [`Agent::introduce`], and connects now.
+    pub fn connect_card(&self, card: &[u8], options: ConnectOptions) -> Pending<Result<Peer, ConnectError>> {
+        let peer = match self.introduce(card, options) {
+            Ok(peer) => peer,
+            Err(error) => return ready(Err(error)),
+        };
+        let (outcome, pending) = pending(|| Err(ConnectError::Closed { reason: "the agent stopped" }));
+        let handle = Arc::clone(&peer.0);
+        handle.wake(Box::new(move |connection| _ = outcome.complete(connection.map(|_| peer))));
+        pending
     }
 
     /// The transports of this build, preferred first, each with its capabilities or the reason why it is unavailable.

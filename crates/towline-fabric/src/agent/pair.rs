@@ -47,6 +47,16 @@ impl Pair {
         Self { contract, state: Mutex::new(state) }
     }
 
+    /// Connected again, over a path that breaks the contract as `kind` says, if it does.
+    pub(super) fn handle_reconnect(&self, kind: Option<ContractViolation>) {
+        self.lock().kind = kind;
+    }
+
+    /// Whether a transfer is under way.
+    pub(super) fn is_busy(&self) -> bool {
+        self.lock().book.is_busy()
+    }
+
     /// What it has moved.
     pub(super) fn totals(&self) -> Totals {
         self.lock().book.totals().clone()

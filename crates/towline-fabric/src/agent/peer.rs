@@ -1,65 +1,82 @@
-//! A connected peer: its card, a control session, and one path for data.
+//! A peer as callers see it: its card, and everything that can be asked of it.
 //!
-//! Both are up, or the peer is down: losing either closes the other, and every outstanding transfer fails at once. A
-//! peer that is down stays down; connect again (a restarted agent has another boot epoch and is told apart there).
+//! A peer is connected when it is made by [`Agent::connect`](crate::Agent::connect), and connects at its first use when it is
+//! made by [`Agent::introduce`](crate::Agent::introduce). One that nobody uses is put to rest and wakes when it is used
+//! again; the limits say when. One that is *lost* stays down; connect again. A restarted agent has another boot epoch, and
+//! is never taken for the one before.
 
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
+use towline_topo::place::{Place, Relation};
 use towline_wire::card::AgentCard;
 use towline_wire::contract::ContractViolation;
 use towline_wire::control::{Body, HEARTBEAT_LEASES_MAX, NOTIFY_BYTES_MAX, v1};
+use towline_wire::engine_card::EngineCard;
 use towline_wire::id::{Generation, LeaseId};
-use towline_wire::receipt::{Evidence, Op, Rail, TransportKind};
+use towline_wire::receipt::{Evidence, TransportKind};
 
 use super::book::Totals;
-use super::environment::Environment;
-use super::pair::Pair;
+pub(super) use super::connection::{PeerShared, Side};
+use super::handle::Handle;
+use super::lease::HeldLease;
+use super::place;
 use super::plan::Plan;
-use super::stats::Seat;
 use super::transfer::{Prepared, Transfer, TransferRequest};
-use crate::control::Link;
-use crate::error::{ControlError, Reasons, TransferError};
-use crate::pending::{Pending, ready};
-use crate::transport::{Path, PathError, PathEvents};
+use crate::error::{ConnectError, ControlError, Reasons, TransferError};
+use crate::pending::{Pending, pending, ready};
 
-/// An agent that proved itself, and how its memory is reached. A cheap handle; the last clone that goes closes the
-/// sessions, once the transfers under way have ended.
+/// An agent that proved itself, or will before it is used, and how its memory is reached. A cheap handle; the last clone
+/// that goes closes the sessions, once the transfers under way have ended.
 #[derive(Clone)]
-pub struct Peer(pub(super) Arc<PeerShared>);
-
-pub(crate) struct PeerShared {
-    pub(super) environment: Arc<Environment>,
-    pub(super) card: Arc<AgentCard>,
-    pub(super) transport: TransportKind,
-    pub(super) path: Arc<dyn Path>,
-    pub(super) link: Arc<Link>,
-    pub(super) state: Arc<PeerState>,
-    pub(super) passed_over: Reasons,
-    pub(super) pair: Pair,
-    pub(super) _seat: Seat,
-}
+pub struct Peer(pub(super) Arc<Handle>);
 
 impl Peer {
-    /// What it offered when it was connected to.
-    pub fn card(&self) -> &AgentCard {
-        &self.0.card
+    /// What it offers now, as far as it has told: regions that it registered since the connect are here, those that it
+    /// deregistered are not. Of a peer that has not connected yet, the card that it is known by.
+    pub fn card(&self) -> Arc<AgentCard> {
+        self.0.view.card()
     }
 
-    /// Which wire carries data.
+    /// Completes when the card has a higher [`revision`](AgentCard::revision) than `known`: regions came or went. At once,
+    /// if it has now. At most 64 may wait for one peer.
+    ///
+    /// # Errors
+    /// [`ControlError::Unreachable`] when the peer goes down, [`ControlError::Full`].
+    pub fn watch(&self, known: u64) -> Pending<Result<Arc<AgentCard>, ControlError>> {
+        if let Some((reason, _)) = self.0.down() {
+            return ready(Err(ControlError::Unreachable { reason }));
+        }
+        let news = self.0.view.watch(known);
+        // News come over a session; should it not come up, the one who waits is told.
+        self.0.with_link(|_| {});
+        news
+    }
+
+    /// Where it runs, as it says; unknown fields have no value.
+    pub fn place(&self) -> Place {
+        place::of(&self.0.view.card())
+    }
+
+    /// How near that is, by both places alone: a hint, as the peer's place is a claim.
+    pub fn relation(&self) -> Relation {
+        self.0.environment.place.relation(&self.place())
+    }
+
+    /// Which wire carries data. Of a peer that has not connected yet, the one that will be tried first; its evidence says
+    /// so.
     pub fn transport(&self) -> TransportKind {
-        self.0.transport
+        self.0.reached().transport
     }
 
     /// What shows that.
     pub fn evidence(&self) -> Evidence {
-        self.0.path.evidence()
+        self.0.evidence()
     }
 
     /// Transports preferred over this one, with the reason why each was not used.
-    pub fn passed_over(&self) -> &Reasons {
-        &self.0.passed_over
+    pub fn passed_over(&self) -> Reasons {
+        self.0.reached().passed_over
     }
 
     /// How the pair breaks its contract now: when the contract says to go on with an alarm, or after it was refused.
@@ -67,7 +84,7 @@ impl Peer {
         self.0.pair.violation()
     }
 
-    /// What it has moved since it was connected.
+    /// What it has moved since it was first connected.
     pub fn totals(&self) -> Totals {
         self.0.pair.totals()
     }
@@ -78,28 +95,40 @@ impl Peer {
         self.0.pair.estimate(bytes)
     }
 
-    /// Whether transfers can be posted: both sessions are up as far as this side knows.
+    /// Whether transfers can be posted: as far as this side knows, the sessions are up, or will come up when needed.
     pub fn is_open(&self) -> bool {
-        self.0.state.down_reason().is_none()
+        self.0.down().is_none()
     }
 
     /// Why the peer is down, if it is.
     pub fn down_reason(&self) -> Option<String> {
-        self.0.state.down_reason()
+        self.0.down().map(|(reason, _)| reason)
+    }
+
+    /// Connects ahead of the first use, within the deadline of the options that the peer was made with. At once, if it is
+    /// connected.
+    ///
+    /// # Errors
+    /// [`ConnectError`]; of one that another attempt can't mend, such as a restart, the peer stays down.
+    pub fn connect(&self) -> Pending<Result<(), ConnectError>> {
+        let (outcome, pending) = pending(|| Err(ConnectError::Closed { reason: "the agent stopped" }));
+        self.0.wake(Box::new(move |connection| _ = outcome.complete(connection.map(drop))));
+        pending
     }
 
     /// Closes the sessions now; outstanding transfers fail with [`TransferError::Closed`].
     pub fn close(&self) {
-        self.0.state.go_down("closed here", Side::Ours);
+        self.0.close();
     }
 
-    /// Checks and posts a transfer; returns at once, save for the checks and for copies of at most 64 KiB. Its blocks
-    /// are merged and cut while it moves.
+    /// Checks and posts a transfer; returns at once, save for the checks and for copies of at most 64 KiB. Its blocks are
+    /// merged and cut while it moves. If the peer is at rest it connects first, within the transfer's deadline.
     ///
     /// # Errors
     /// What can be told without asking the peer: unknown regions, ranges, sizes, a closed peer, a full agent.
     pub fn transfer(&self, request: TransferRequest) -> Result<Transfer, TransferError> {
-        let (plan, held) = Plan::new(request, &self.0.card)?;
+        let planned = Plan::new(request, &self.0.view.card());
+        let (plan, held) = planned.map_err(|error| self.0.or_down(error))?;
         Transfer::post(&self.0, &Arc::new(plan), held)
     }
 
@@ -113,18 +142,30 @@ impl Peer {
 
     /// Tells the owner that this reader needs the lease no more.
     pub fn release(&self, lease: LeaseId, generation: Generation) -> Pending<Result<(), ControlError>> {
-        self.0.link.call(Body::Release(v1::Release { lease: lease.0, generation: generation.0 }))
+        self.call(Body::Release(v1::Release { lease: lease.0, generation: generation.0 }))
     }
 
-    /// Tells the owner that this reader still wants `leases`. No answer; at most 4096 are sent at a time.
+    /// Tells the owner once, now, that this reader still wants `leases`. No answer; at most 4096 are sent at a time.
     ///
     /// # Errors
     /// [`ControlError::Unreachable`], [`ControlError::Full`].
     pub fn heartbeat(&self, leases: &[LeaseId]) -> Result<(), ControlError> {
         leases.chunks(HEARTBEAT_LEASES_MAX).try_for_each(|leases| {
             let leases = leases.iter().map(|lease| lease.0).collect();
-            self.0.link.send(Body::Heartbeat(v1::Heartbeat { leases }))
+            self.0.send(Body::Heartbeat(v1::Heartbeat { leases }))
         })
+    }
+
+    /// Tells the owner now, and in each heartbeat until what is returned is dropped, that this reader wants `lease`. All
+    /// leases held of a peer go in one message.
+    ///
+    /// # Errors
+    /// As [`Peer::heartbeat`].
+    pub fn hold(&self, lease: LeaseId) -> Result<HeldLease, ControlError> {
+        let held = HeldLease::new(&self.0, lease);
+        self.heartbeat(&[lease])?;
+        self.0.environment.heart.keep(&self.0);
+        Ok(held)
     }
 
     /// Sends bytes to the peer's [`Owner`](crate::Owner). No answer.
@@ -135,115 +176,47 @@ impl Peer {
         if payload.len() > NOTIFY_BYTES_MAX {
             return Err(ControlError::Full { reason: "a notification has at most 16 KiB" });
         }
-        self.0.link.send(Body::Notify(v1::Notify { payload }))
+        self.0.send(Body::Notify(v1::Notify { payload }))
     }
 
     /// Asks for a sign of life: completes when the owner's io thread answered.
     pub fn ping(&self) -> Pending<Result<(), ControlError>> {
-        if self.is_open() {
-            return self.0.link.call(Body::CardRequest(v1::CardRequest {}));
+        match self.0.down() {
+            Some((reason, _)) => ready(Err(ControlError::Unreachable { reason })),
+            None => self.call(Body::CardRequest(v1::CardRequest {})),
         }
-        ready(Err(ControlError::Unreachable { reason: self.down_reason().unwrap_or_default() }))
     }
+
+    /// Asks for the card of the engine that the peer belongs to.
+    ///
+    /// # Errors
+    /// [`ControlError::Refused`] with the code `no-engine-card` when there is none, [`ControlError::EngineCard`] for one
+    /// that breaks the rules, and as every call.
+    pub fn engine_card(&self) -> Pending<Result<EngineCard, ControlError>> {
+        let (answer, pending) = pending(|| Err(ended()));
+        self.0.with_link(move |link| match link {
+            Ok(link) => link.ask_engine_card(answer),
+            Err(error) => _ = answer.complete(Err(error)),
+        });
+        pending
+    }
+
+    fn call(&self, body: Body) -> Pending<Result<(), ControlError>> {
+        let (answer, pending) = pending(|| Err(ended()));
+        self.0.with_link(move |link| match link {
+            Ok(link) => link.call(body, answer),
+            Err(error) => _ = answer.complete(Err(error)),
+        });
+        pending
+    }
+}
+
+fn ended() -> ControlError {
+    ControlError::Unreachable { reason: "the session ended".into() }
 }
 
 impl std::fmt::Debug for Peer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Peer({} over {}, open: {})", self.0.card.agent, self.0.transport, self.is_open())
-    }
-}
-
-impl PeerShared {
-    /// The error for a transfer whose path is gone.
-    pub(super) fn lost(&self, reason: &str) -> TransferError {
-        let down = self.state.down.lock().unwrap_or_else(PoisonError::into_inner);
-        match down.as_ref() {
-            Some((reason, Side::Ours)) => TransferError::Closed { reason: reason.clone() },
-            Some((reason, Side::Theirs)) => {
-                TransferError::Unreachable { agent: self.card.agent.clone(), reason: reason.clone() }
-            }
-            Some((reason, Side::Contract)) => match self.pair.violation() {
-                Some(violation) => TransferError::ContractViolation(Box::new(violation)),
-                None => TransferError::Closed { reason: reason.clone() },
-            },
-            None => TransferError::Unreachable { agent: self.card.agent.clone(), reason: reason.into() },
-        }
-    }
-
-    /// Writes a transfer that ended into the pair's book, and acts when the pair begins to break its contract.
-    pub(super) fn conclude(&self, op: Op, rails: Option<&[Rail]>) {
-        let now = Instant::now();
-        let Some(violation) = self.pair.handle_end(now, op, rails) else { return };
-        self.environment.counters.contract_violations.fetch_add(1, Ordering::Relaxed);
-        tracing::warn!(peer = %self.card.agent, %violation, "contract violated");
-        if self.pair.refuses() {
-            self.environment.refused.remember(&self.card.agent, &violation, now);
-            self.state.go_down(&violation.to_string(), Side::Contract);
-        }
-    }
-}
-
-impl Drop for PeerShared {
-    fn drop(&mut self) {
-        self.state.go_down("the peer was dropped here", Side::Ours);
-    }
-}
-
-/// Who ended a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Side {
-    Ours,
-    Theirs,
-    /// The pair broke it.
-    Contract,
-}
-
-/// Whether a peer is up; ties its control session and its path together.
-#[derive(Default)]
-pub(crate) struct PeerState {
-    down: Mutex<Option<(String, Side)>>,
-    parts: OnceLock<(Weak<dyn Path>, Weak<Link>)>,
-}
-
-impl PeerState {
-    /// Names what closes together. If one has gone down already, both are closed now.
-    pub(super) fn bind(&self, path: &Arc<dyn Path>, link: &Arc<Link>) {
-        let _ = self.parts.set((Arc::downgrade(path), Arc::downgrade(link)));
-        if self.down_reason().is_some() {
-            self.close_parts();
-        }
-    }
-
-    pub(super) fn down_reason(&self) -> Option<String> {
-        let down = self.down.lock().unwrap_or_else(PoisonError::into_inner);
-        down.as_ref().map(|(reason, _)| reason.clone())
-    }
-
-    /// Marks the peer as down, for the first reason given, and closes session and path.
-    pub(crate) fn go_down(&self, reason: &str, side: Side) {
-        let mut down = self.down.lock().unwrap_or_else(PoisonError::into_inner);
-        if down.is_some() {
-            return;
-        }
-        *down = Some((reason.into(), side));
-        drop(down);
-        self.close_parts();
-    }
-
-    fn close_parts(&self) {
-        let Some((path, link)) = self.parts.get() else { return };
-        if let Some(path) = path.upgrade() {
-            path.close();
-        }
-        if let Some(link) = link.upgrade() {
-            link.close();
-        }
-    }
-}
-
-impl PathEvents for PeerState {
-    fn handle_down(&self, reason: &PathError) {
-        let side = if matches!(reason, PathError::Closed(_)) { Side::Ours } else { Side::Theirs };
-        self.go_down(&reason.to_string(), side);
+        write!(f, "Peer({} over {}, open: {})", self.card().agent, self.transport(), self.is_open())
     }
 }

@@ -22,7 +22,7 @@ use crate::transport::Lease;
 const SLICE: Bounds = Bounds { bytes: PAYLOAD_BYTES_MAX, runs: EXTENTS_MAX, run_bytes: PAYLOAD_BYTES_MAX };
 
 /// A request that can be posted, once or many times.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) op: Op,
     pub(crate) region: RegionId,
@@ -40,7 +40,7 @@ pub(crate) struct Plan {
     pub(crate) prepare: Duration,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Ahead {
     slices: Vec<Arc<[Run]>>,
     pieces: u64,

@@ -10,15 +10,17 @@ use towline_wire::receipt::TransportKind;
 
 use super::config::{RegionOptions, RegionRole};
 use super::environment::Environment;
+use crate::control::Subscribers;
 use crate::region::{Access, Memory, RegisterError};
 use crate::transport::Transport;
 use crate::transport::shm::Lent;
 
-/// Memory that peers may address. Dropping it deregisters: requests that the owner serves (tcp) are refused from
-/// then on with `UnknownRegion`, and new peers no longer see it. A peer that mapped it (shm) can still read the
-/// bytes: the fence, whose generation the owner changes before it reuses blocks, is the guard there. The memory itself
-/// lives until the last transfer and the last served request let go of it; foreign memory also until the last peer of
-/// this host has: each is asked to now, and answers within a slice's copy, or when its process ends.
+/// Memory that peers may address, from the moment of its registration: connected peers are told at once. Dropping it
+/// deregisters: requests that the owner serves (tcp) are refused from then on with `UnknownRegion`, and peers no longer
+/// see it once they were told. A peer that mapped it (shm) can still read the bytes until it has unmapped them: the fence,
+/// whose generation the owner changes before it reuses blocks, is the guard there. The memory itself lives until the last
+/// transfer and the last served request let go of it; foreign memory also until the last peer of this host has: each is
+/// asked to now, and answers within a slice's copy, or when its process ends.
 pub struct Region {
     entry: Arc<RegionEntry>,
     environment: Arc<Environment>,
@@ -51,6 +53,7 @@ impl Region {
             transports: transports.to_vec(),
         };
         environment.regions.insert(entry)?;
+        Subscribers::announce(environment);
         Ok(region)
     }
 
@@ -78,6 +81,7 @@ impl Drop for Region {
             transport.deregister(self.entry.id);
         }
         self.entry.lent.recall();
+        Subscribers::announce(&self.environment);
     }
 }
 
@@ -96,6 +100,7 @@ impl RegionEntry {
         RegionCard {
             id: self.id,
             len_bytes: self.memory.len(),
+            // All memory that can be registered is the host's; device memory will say which device.
             place: "host".into(),
             keys: self.keys.clone(),
             peer_writable: self.options.peer_writable,
@@ -113,8 +118,15 @@ pub(crate) struct Roles {
 /// Every region of an agent. Ids are never reused.
 #[derive(Default)]
 pub(crate) struct Regions {
-    book: RwLock<BTreeMap<RegionId, Arc<RegionEntry>>>,
+    book: RwLock<Book>,
     last: AtomicU32,
+}
+
+#[derive(Default)]
+struct Book {
+    entries: BTreeMap<RegionId, Arc<RegionEntry>>,
+    /// Of the card: how often regions came or went.
+    revision: u64,
 }
 
 impl Regions {
@@ -124,33 +136,45 @@ impl Regions {
 
     fn insert(&self, entry: Arc<RegionEntry>) -> Result<(), RegisterError> {
         let mut book = self.book.write().unwrap_or_else(PoisonError::into_inner);
-        if book.len() >= REGIONS_MAX {
+        if book.entries.len() >= REGIONS_MAX {
             return Err(RegisterError::TooMany { limit: REGIONS_MAX });
         }
-        book.insert(entry.id, entry);
+        book.entries.insert(entry.id, entry);
+        book.revision += 1;
         Ok(())
     }
 
     fn remove(&self, id: RegionId) {
+        let mut book = self.book.write().unwrap_or_else(PoisonError::into_inner);
+        let entry = book.entries.remove(&id);
+        book.revision += u64::from(entry.is_some());
+        drop(book);
         // Dropped after the lock: unmapping takes time.
-        let _entry = self.book.write().unwrap_or_else(PoisonError::into_inner).remove(&id);
+        drop(entry);
     }
 
     /// The region of that id.
     pub(crate) fn find(&self, id: RegionId) -> Option<Arc<RegionEntry>> {
-        self.book.read().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
+        self.book.read().unwrap_or_else(PoisonError::into_inner).entries.get(&id).cloned()
     }
 
     /// All regions, by id.
     pub(crate) fn all(&self) -> Vec<Arc<RegionEntry>> {
-        self.book.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+        self.book.read().unwrap_or_else(PoisonError::into_inner).entries.values().cloned().collect()
     }
 
-    /// As they stand in a card.
-    pub(crate) fn cards(&self) -> (Vec<RegionCard>, Roles) {
-        let all = self.all();
+    /// How often regions came or went.
+    pub(crate) fn revision(&self) -> u64 {
+        self.book.read().unwrap_or_else(PoisonError::into_inner).revision
+    }
+
+    /// As they stand in a card, with its revision.
+    pub(crate) fn cards(&self) -> (Vec<RegionCard>, Roles, u64) {
+        let book = self.book.read().unwrap_or_else(PoisonError::into_inner);
+        let (all, revision): (Vec<_>, _) = (book.entries.values().cloned().collect(), book.revision);
+        drop(book);
         let with = |role| all.iter().rev().find(|entry| entry.options.role == role).map(|entry| entry.id);
         let roles = Roles { kv: with(RegionRole::Kv), fence: with(RegionRole::Fence) };
-        (all.iter().map(|entry| entry.card()).collect(), roles)
+        (all.iter().map(|entry| entry.card()).collect(), roles, revision)
     }
 }

@@ -45,6 +45,12 @@ pub struct AgentStats {
     pub forced_closes: u64,
     /// Times that a pair began to break its contract.
     pub contract_violations: u64,
+    /// Paths closed because their peer was idle.
+    pub paths_rested: u64,
+    /// Control sessions to peers closed because their peer was idle.
+    pub sessions_rested: u64,
+    /// Heartbeat messages sent for held leases.
+    pub heartbeats: u64,
     /// Traffic over shared memory.
     pub shm: TransportTraffic,
     /// Traffic over TCP.
@@ -109,6 +115,9 @@ pub(crate) struct Counters {
     pub(crate) transfers_failed: AtomicU64,
     pub(crate) forced_closes: AtomicU64,
     pub(crate) contract_violations: AtomicU64,
+    pub(crate) paths_rested: AtomicU64,
+    pub(crate) sessions_rested: AtomicU64,
+    pub(crate) heartbeats: AtomicU64,
     shm: Traffic,
     tcp: Traffic,
 }
@@ -134,6 +143,9 @@ impl Counters {
             transfers_failed: of(&self.transfers_failed),
             forced_closes: of(&self.forced_closes),
             contract_violations: of(&self.contract_violations),
+            paths_rested: of(&self.paths_rested),
+            sessions_rested: of(&self.sessions_rested),
+            heartbeats: of(&self.heartbeats),
             shm: self.shm.snapshot(),
             tcp: self.tcp.snapshot(),
         }

@@ -3,17 +3,18 @@
 use std::any::Any;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use towline_wire::blocks::BlockList;
 use towline_wire::id::RegionId;
 use towline_wire::receipt::{Op, Receipt};
 
+use super::handle::{Handle, Now};
 use super::job::{Held, Job};
-use super::peer::PeerShared;
 use super::plan::Plan;
+use super::waiting::{Outcome, Posted, Waiting};
 use crate::error::TransferError;
 use crate::pending::Pending;
 use crate::region::Memory;
@@ -52,42 +53,103 @@ impl std::fmt::Debug for TransferRequest {
 /// A transfer under way. Await it, poll it or wait for it; dropping it cancels it. Whatever ends it, the local memory
 /// and the request's `hold` stay until nothing can touch them any more.
 #[must_use = "dropping a transfer cancels it"]
-pub struct Transfer {
-    pending: Pending<Result<Receipt, TransferError>>,
-    job: Arc<Job>,
+pub struct Transfer(Mutex<Stage>);
+
+enum Stage {
+    /// The peer connects first.
+    Waiting(Arc<Waiting>, Pending<Outcome>),
+    Posted(Posted),
+    /// It ended without being posted; the error, until it is taken.
+    Over(Option<TransferError>),
+}
+
+impl Stage {
+    fn of(outcome: Outcome) -> Self {
+        outcome.map_or_else(|error| Self::Over(Some(error)), Self::Posted)
+    }
 }
 
 impl Transfer {
-    pub(super) fn post(peer: &Arc<PeerShared>, plan: &Arc<Plan>, held: Held) -> Result<Self, TransferError> {
-        let (job, pending) = Job::post(peer, plan, held)?;
-        Ok(Self { pending, job })
+    pub(super) fn post(peer: &Arc<Handle>, plan: &Arc<Plan>, held: Held) -> Result<Self, TransferError> {
+        let stage = match peer.now() {
+            Now::Up(connection) => Stage::Posted(Posted::new(&connection, plan, held)?),
+            Now::Over(error) => return Err(peer.explain(error)),
+            Now::Away => {
+                let (waiting, posted) = Waiting::start(peer, plan, held)?;
+                Stage::Waiting(waiting, posted)
+            }
+        };
+        Ok(Self(Mutex::new(stage)))
     }
 
     /// The outcome, if it is there and was not taken yet. Never blocks.
     pub fn try_result(&mut self) -> Option<Result<Receipt, TransferError>> {
-        self.pending.try_take()
+        match &mut *self.stage() {
+            Stage::Waiting(..) => None,
+            Stage::Posted(posted) => posted.outcome.try_take(),
+            Stage::Over(error) => error.take().map(Err),
+        }
     }
 
     /// Blocks the calling thread for the outcome, at most `timeout`; `None` when there is none by then, or it was
     /// taken before. The transfer goes on.
     pub fn wait(&mut self, timeout: Duration) -> Option<Result<Receipt, TransferError>> {
-        self.pending.wait(timeout)
+        let began = Instant::now();
+        let stage = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Stage::Waiting(_, posted) = stage {
+            *stage = Stage::of(posted.wait(timeout)?);
+        }
+        match stage {
+            Stage::Posted(posted) => posted.outcome.wait(timeout.saturating_sub(began.elapsed())),
+            Stage::Over(error) => error.take().map(Err),
+            Stage::Waiting(..) => None,
+        }
     }
 
     /// Whether the outcome has come.
     pub fn is_done(&self) -> bool {
-        self.pending.is_done()
+        match &*self.stage() {
+            Stage::Waiting(..) => false,
+            Stage::Posted(posted) => posted.outcome.is_done(),
+            Stage::Over(_) => true,
+        }
     }
 
     /// Whether nothing touches the local memory any more. After success it is at once, after an error when the
     /// outstanding slices have drained or the path was closed.
     pub fn is_drained(&self) -> bool {
-        self.job.is_drained()
+        match &*self.stage() {
+            Stage::Waiting(..) => false,
+            Stage::Posted(posted) => posted.job.is_drained(),
+            Stage::Over(_) => true,
+        }
     }
 
     /// Ends it with [`TransferError::Cancelled`], unless it has ended. No further slice is started.
     pub fn cancel(&self) {
-        self.job.cancel();
+        let mut stage = self.stage();
+        if let Stage::Waiting(waiting, posted) = &mut *stage {
+            waiting.end(TransferError::Cancelled);
+            // It may have been posted just before; then that is cancelled.
+            match posted.try_take() {
+                Some(outcome) => *stage = Stage::of(outcome),
+                None => return,
+            }
+        }
+        if let Stage::Posted(posted) = &*stage {
+            posted.job.cancel();
+        }
+    }
+
+    /// Where it is now.
+    fn stage(&self) -> MutexGuard<'_, Stage> {
+        let mut stage = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Stage::Waiting(_, posted) = &mut *stage
+            && let Some(outcome) = posted.try_take()
+        {
+            *stage = Stage::of(outcome);
+        }
+        stage
     }
 }
 
@@ -95,13 +157,24 @@ impl Future for Transfer {
     type Output = Result<Receipt, TransferError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.pending).poll(context)
+        let stage = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Stage::Waiting(_, posted) = stage {
+            match Pin::new(posted).poll(context) {
+                Poll::Ready(outcome) => *stage = Stage::of(outcome),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+        match stage {
+            Stage::Posted(posted) => Pin::new(&mut posted.outcome).poll(context),
+            Stage::Over(error) => error.take().map_or(Poll::Pending, |error| Poll::Ready(Err(error))),
+            Stage::Waiting(..) => Poll::Pending,
+        }
     }
 }
 
 impl Drop for Transfer {
     fn drop(&mut self) {
-        self.job.cancel();
+        self.cancel();
     }
 }
 
@@ -113,30 +186,57 @@ impl std::fmt::Debug for Transfer {
 
 /// A request whose lists are checked and merged, to be posted again and again.
 pub struct Prepared {
-    peer: Arc<PeerShared>,
+    peer: Arc<Handle>,
     plan: Arc<Plan>,
     held: Held,
-    last: Mutex<Weak<Job>>,
+    last: Mutex<Last>,
+}
+
+/// The last post of a prepared transfer.
+enum Last {
+    None,
+    Posted(Weak<Job>),
+    Waiting(Arc<Waiting>),
+}
+
+impl Last {
+    fn is_active(&self) -> bool {
+        match self {
+            Self::None => false,
+            Self::Posted(job) => job.upgrade().is_some_and(|job| !job.is_drained()),
+            Self::Waiting(waiting) => waiting.is_active(),
+        }
+    }
 }
 
 impl Prepared {
-    pub(super) fn new(peer: &Arc<PeerShared>, request: TransferRequest) -> Result<Self, TransferError> {
-        let (plan, held) = Plan::new(request, &peer.card)?;
+    pub(super) fn new(peer: &Arc<Handle>, request: TransferRequest) -> Result<Self, TransferError> {
+        let planned = Plan::new(request, &peer.view.card());
+        let (plan, held) = planned.map_err(|error| peer.or_down(error))?;
         let plan = Arc::new(plan.cut_ahead());
-        Ok(Self { peer: Arc::clone(peer), plan, held, last: Mutex::new(Weak::new()) })
+        Ok(Self { peer: Arc::clone(peer), plan, held, last: Mutex::new(Last::None) })
     }
 
     /// Posts it.
     ///
     /// # Errors
-    /// [`TransferError::Active`] until the last post has ended and drained; else as [`Peer::transfer`](crate::Peer).
+    /// [`TransferError::Active`] until the last post has ended and drained; [`TransferError::UnknownRegion`] when the
+    /// region was deregistered since; else as [`Peer::transfer`](crate::Peer).
     pub fn post(&self) -> Result<Transfer, TransferError> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.upgrade().is_some_and(|job| !job.is_drained()) {
+        if last.is_active() {
             return Err(TransferError::Active);
         }
+        let region = self.plan.region;
+        if self.peer.view.card().region(region).is_none() {
+            return Err(self.peer.or_down(TransferError::UnknownRegion { region }));
+        }
         let transfer = Transfer::post(&self.peer, &self.plan, self.held.clone())?;
-        *last = Arc::downgrade(&transfer.job);
+        *last = match &*transfer.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            Stage::Posted(posted) => Last::Posted(Arc::downgrade(&posted.job)),
+            Stage::Waiting(waiting, _) => Last::Waiting(Arc::clone(waiting)),
+            Stage::Over(_) => Last::None,
+        };
         Ok(transfer)
     }
 

@@ -1,4 +1,4 @@
-//! The control session to a peer: calls that are answered, messages that are not.
+//! The control session to a peer: calls that are answered, messages that are not, and news of its card.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use towline_wire::auth::Purpose;
 use towline_wire::control::{Body, decode, encode, v1};
+use towline_wire::engine_card::EngineCard;
 use towline_wire::frame::FrameKind;
 
 use super::{Dialling, Welcome, request_card};
 use crate::agent::Environment;
 use crate::error::{ControlError, SessionError};
 use crate::io::{Cause, Channel, Flow, Mailbox, ReaderIndex, Refusal, Session, Socket};
-use crate::pending::{Completer, Pending, pending};
+use crate::pending::Completer;
 
 /// Messages that may wait to be sent: 16 MiB of the longest notifications, thousands of releases.
 const LETTERS: usize = 1024;
@@ -30,7 +31,45 @@ const TURN: usize = 64;
 /// Number of the call for the card, before any other.
 const CARD_CALL: u64 = 1;
 
-type Answer = Completer<Result<(), ControlError>>;
+/// Who waits for an answer.
+enum Answer {
+    Done(Completer<Result<(), ControlError>>),
+    EngineCard(Completer<Result<EngineCard, ControlError>>),
+}
+
+impl Answer {
+    fn fail(self, error: ControlError) {
+        match self {
+            Self::Done(answer) => _ = answer.complete(Err(error)),
+            Self::EngineCard(answer) => _ = answer.complete(Err(error)),
+        }
+    }
+
+    /// Brings what the peer said.
+    ///
+    /// # Errors
+    /// [`SessionError::Protocol`] when that answers another question.
+    fn bring(self, body: Body) -> Result<(), SessionError> {
+        match (self, body) {
+            (answer, Body::Refused(v1::Refused { code, message })) => {
+                let shorten = |text: String| text.chars().take(200).collect();
+                answer.fail(ControlError::Refused { code: shorten(code), message: shorten(message) });
+            }
+            (Self::Done(answer), Body::Done(_)) => _ = answer.complete(Ok(())),
+            (Self::EngineCard(answer), Body::EngineCard(card)) => {
+                let card =
+                    EngineCard::from_wire(card).map_err(|error| ControlError::EngineCard(Box::new(error)));
+                answer.complete(card);
+            }
+            (answer, _) => {
+                let reason = "the peer answered another question".to_owned();
+                answer.fail(ControlError::Unreachable { reason: reason.clone() });
+                return Err(SessionError::Protocol(reason));
+            }
+        }
+        Ok(())
+    }
+}
 
 struct Letter {
     body: Body,
@@ -51,16 +90,22 @@ impl Link {
         self.mailbox.push(Letter { body, answer: None }).map_err(|(_, refusal)| explain(refusal))
     }
 
-    /// Sends a message and gives its answer, within 5 s.
-    pub(crate) fn call(&self, body: Body) -> Pending<Result<(), ControlError>> {
-        let (answer, pending) =
-            pending(|| Err(ControlError::Unreachable { reason: "the session ended".into() }));
+    /// Sends a message that is answered within 5 s, to `answer`.
+    pub(crate) fn call(&self, body: Body, answer: Completer<Result<(), ControlError>>) {
+        self.ask(body, Answer::Done(answer));
+    }
+
+    /// Asks for the engine's card, likewise.
+    pub(crate) fn ask_engine_card(&self, answer: Completer<Result<EngineCard, ControlError>>) {
+        self.ask(Body::EngineCardRequest(v1::EngineCardRequest {}), Answer::EngineCard(answer));
+    }
+
+    fn ask(&self, body: Body, answer: Answer) {
         if let Err((letter, refusal)) = self.mailbox.push(Letter { body, answer: Some(answer) })
             && let Some(answer) = letter.answer
         {
-            answer.complete(Err(explain(refusal)));
+            answer.fail(explain(refusal));
         }
-        pending
     }
 
     /// Ends the session.
@@ -89,14 +134,25 @@ pub(crate) struct Dialled {
 }
 
 type Opened = Box<dyn FnOnce(Result<Dialled, SessionError>) + Send>;
-type Ended = Box<dyn FnOnce(&SessionError) + Send>;
 
-/// Dials the control session. `opened` gets it, or why there is none, by `until`; `ended` hears when it ends later.
+/// Who hears what a session says unasked, and its end. Called on its io thread.
+pub(crate) trait LinkEvents: Send + Sync {
+    /// A later state of the peer's card.
+    ///
+    /// # Errors
+    /// [`SessionError::Protocol`] when it breaks the rules: the session ends.
+    fn handle_card(&self, card: v1::Card) -> Result<(), SessionError>;
+
+    /// The end of a session that was open.
+    fn handle_ended(&self, why: &SessionError);
+}
+
+/// Dials the control session. `opened` gets it, or why there is none, by `until`; `events` hears what comes later.
 pub(crate) fn open_control(
     environment: &Arc<Environment>,
     (address, until): (SocketAddr, Instant),
     opened: Opened,
-    ended: Ended,
+    events: Arc<dyn LinkEvents>,
 ) {
     let socket = match Socket::connect(address) {
         Ok(socket) => socket,
@@ -105,7 +161,7 @@ pub(crate) fn open_control(
     let id = environment.io.reserve();
     let mailbox = Mailbox::new(LETTERS);
     let reader = mailbox.join(&environment.io, id);
-    let welcome = Box::new(Opening { mailbox, reader, opened, ended, until });
+    let welcome = Box::new(Opening { mailbox, reader, opened, events, until });
     environment.io.spawn_at(id, Dialling::new(socket, environment, (Purpose::Control, until), welcome));
 }
 
@@ -113,14 +169,14 @@ struct Opening {
     mailbox: Arc<Mailbox<Letter>>,
     reader: ReaderIndex,
     opened: Opened,
-    ended: Ended,
+    events: Arc<dyn LinkEvents>,
     until: Instant,
 }
 
 impl Welcome for Opening {
     fn proceed(self: Box<Self>, mut channel: Channel) -> Result<Box<dyn Session>, SessionError> {
         let sent = request_card(&mut channel, CARD_CALL);
-        let Self { mailbox, reader, opened, ended, until } = *self;
+        let Self { mailbox, reader, opened, events, until } = *self;
         if let Err(why) = sent {
             opened(Err(why.clone()));
             return Err(why);
@@ -130,7 +186,7 @@ impl Welcome for Opening {
             mailbox,
             reader,
             opening: Some((opened, until)),
-            ended: Some(ended),
+            events,
             calls: VecDeque::new(),
             next_call: CARD_CALL + 1,
         }))
@@ -152,7 +208,7 @@ struct ControlClient {
     mailbox: Arc<Mailbox<Letter>>,
     reader: ReaderIndex,
     opening: Option<(Opened, Instant)>,
-    ended: Option<Ended>,
+    events: Arc<dyn LinkEvents>,
     /// In the order asked, so also in the order of their deadlines.
     calls: VecDeque<Call>,
     next_call: u64,
@@ -187,28 +243,22 @@ impl ControlClient {
                 self.opening = Some(opening);
                 Err(SessionError::Protocol("no card where one was asked for".into()))
             }
-            (Body::Done(_) | Body::Card(_), None) => {
-                self.answer(number, Ok(()));
-                Ok(())
+            // News, asked for or not: a card that was sent is not sent again.
+            (Body::Card(card), None) => {
+                self.events.handle_card(card)?;
+                self.answer(number, Body::Done(v1::Done {}))
             }
-            (Body::Refused(v1::Refused { code, message }), None) => {
-                let shorten = |text: String| text.chars().take(200).collect();
-                self.answer(
-                    number,
-                    Err(ControlError::Refused { code: shorten(code), message: shorten(message) }),
-                );
-                Ok(())
+            (body @ (Body::Done(_) | Body::EngineCard(_) | Body::Refused(_)), None) => {
+                self.answer(number, body)
             }
-            _ => Err(SessionError::Protocol("a question where answers are expected".into())),
+            (_, None) => Err(SessionError::Protocol("a question where answers are expected".into())),
         }
     }
 
-    fn answer(&mut self, number: u64, outcome: Result<(), ControlError>) {
-        // Not found: it came too late.
+    fn answer(&mut self, number: u64, body: Body) -> Result<(), SessionError> {
+        // Not found: nobody asked, or it came too late.
         let at = self.calls.iter().position(|call| call.number == number);
-        if let Some(call) = at.and_then(|at| self.calls.remove(at)) {
-            call.answer.complete(outcome);
-        }
+        at.and_then(|at| self.calls.remove(at)).map_or(Ok(()), |call| call.answer.bring(body))
     }
 
     fn expire(&mut self) -> Result<(), SessionError> {
@@ -218,7 +268,7 @@ impl ControlClient {
         }
         while self.calls.front().is_some_and(|call| call.until <= now) {
             if let Some(call) = self.calls.pop_front() {
-                call.answer.complete(Err(ControlError::Stalled { deadline: CALL }));
+                call.answer.fail(ControlError::Stalled { deadline: CALL });
             }
         }
         Ok(())
@@ -249,17 +299,15 @@ impl Session for ControlClient {
     }
 
     fn handle_closed(self: Box<Self>, why: SessionError) {
-        let Self { channel, mailbox, opening, ended, calls, .. } = *self;
+        let Self { channel, mailbox, opening, events, calls, .. } = *self;
         drop(channel);
-        if let Some((opened, _)) = opening {
-            opened(Err(why.clone()));
+        match opening {
+            Some((opened, _)) => opened(Err(why.clone())),
+            None => events.handle_ended(&why),
         }
         let waiting = mailbox.shut(&why).into_iter().filter_map(|letter| letter.answer);
         for answer in waiting.chain(calls.into_iter().map(|call| call.answer)) {
-            answer.complete(Err(ControlError::Unreachable { reason: why.to_string() }));
-        }
-        if let Some(ended) = ended {
-            ended(&why);
+            answer.fail(ControlError::Unreachable { reason: why.to_string() });
         }
     }
 }

@@ -12,7 +12,7 @@ use towline_wire::auth::{AUTH_HEAD_BYTES, AuthError, HELLO_BYTES, Identity, Purp
 use super::server::ControlServer;
 use crate::agent::{Environment, Seat};
 use crate::error::SessionError;
-use crate::io::{Cause, Channel, Flow, Role, Session, Socket};
+use crate::io::{Cause, Channel, Flow, Role, Session, SessionId, Socket};
 use crate::transport::{shm, tcp};
 
 /// Time for a handshake: three messages, so hundreds of times a slow network's round trip.
@@ -31,16 +31,19 @@ pub(super) struct Greeting {
     stage: Stage,
     environment: Arc<Environment>,
     until: Instant,
+    /// Kept by the control session that it becomes.
+    id: SessionId,
     seat: Option<Seat>,
 }
 
 impl Greeting {
-    pub(super) fn new(socket: Socket, environment: &Arc<Environment>, seat: Seat) -> Self {
+    pub(super) fn new(socket: Socket, environment: &Arc<Environment>, (id, seat): (SessionId, Seat)) -> Self {
         Self {
             channel: Some(Channel::new(socket)),
             stage: Stage::Hello,
             environment: Arc::clone(environment),
             until: Instant::now() + HANDSHAKE,
+            id,
             seat: Some(seat),
         }
     }
@@ -108,7 +111,9 @@ impl Greeting {
     ) -> Result<Box<dyn Session>, SessionError> {
         let environment = &self.environment;
         match (purpose, channel.socket().is_unix()) {
-            (Purpose::Control, false) => Ok(Box::new(ControlServer::new(channel, environment, (peer, seat)))),
+            (Purpose::Control, false) => {
+                Ok(Box::new(ControlServer::new(channel, environment, (self.id, peer, seat))))
+            }
             (Purpose::Data, true) => Ok(shm::serve(channel, environment, seat)),
             (Purpose::Data, false) if environment.tcp => Ok(tcp::serve(channel, environment, seat)),
             _ => Err(SessionError::Closed("the transport is off")),

@@ -76,7 +76,11 @@ impl Accepting {
     fn greet(&self, socket: Socket) {
         let counters = &self.environment.counters;
         match Seat::take(&counters.unauthenticated, self.environment.limits.unauthenticated) {
-            Some(seat) => self.environment.io.spawn(Box::new(Greeting::new(socket, &self.environment, seat))),
+            Some(seat) => {
+                let id = self.environment.io.reserve();
+                let greeting = Greeting::new(socket, &self.environment, (id, seat));
+                self.environment.io.spawn_at(id, Box::new(greeting));
+            }
             None => drop(counters.handshakes_refused.fetch_add(1, Ordering::Relaxed)),
         }
     }

@@ -1,4 +1,4 @@
-//! Control sessions: handshakes, cards, releases, heartbeats, notifications.
+//! Control sessions: handshakes, cards and their changes, releases, heartbeats, notifications.
 //!
 //! One listener serves control and data; the Hello says which. A stranger gets one proof that depends on the key he
 //! does not have, and then silence: no name, no version, no error text. The messages and their bounds are
@@ -14,14 +14,16 @@ mod dialling;
 mod greeting;
 mod listener;
 mod server;
+mod subscribers;
 
 use towline_wire::auth::Identity;
 use towline_wire::control::{Body, decode, encode, v1};
 use towline_wire::frame::FrameKind;
 
-pub(crate) use client::{Dialled, Link, open_control};
+pub(crate) use client::{Dialled, Link, LinkEvents, open_control};
 pub(crate) use dialling::{Dialling, Welcome};
 pub(crate) use listener::{Listener, ServeUnix};
+pub(crate) use subscribers::Subscribers;
 
 use crate::agent::Environment;
 use crate::error::SessionError;

@@ -65,7 +65,8 @@ pub trait Transport: Send + Sync {
     fn connect(&self, peer: &PeerAddress, opened: Opened);
 }
 
-/// One peer over one transport.
+/// One peer over one transport. One that is dropped without having been closed lets what was posted come to its end: the
+/// agent replaces paths while slices of theirs wait.
 pub trait Path: Send + Sync {
     /// What shows that bytes go this way.
     fn evidence(&self) -> Evidence;

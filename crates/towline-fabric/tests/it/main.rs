@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "in a test's helpers too, what fails should stop the test")]
 #![expect(clippy::print_stderr, reason = "a test that is skipped says so")]
 
+mod cards;
 mod chaos;
 mod child;
 mod conformance;
@@ -11,9 +12,14 @@ mod contract;
 mod drain;
 mod faults;
 mod foreign;
+mod idle;
+mod lazy;
+mod many;
 mod netns;
 mod pages;
+mod parity;
 mod raw;
+mod refresh;
 mod resources;
 mod skips;
 mod strangers;

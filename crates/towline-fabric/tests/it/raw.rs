@@ -115,6 +115,11 @@ pub(crate) struct RawOwner {
 
 /// Serves control sessions by itself and hands out data sessions, after they have had their card.
 pub(crate) fn owner() -> RawOwner {
+    owner_with_news(Vec::new(), card())
+}
+
+/// As [`owner`], and sends `news` unasked on each control session, after its card; who asks again there gets `later`.
+pub(crate) fn owner_with_news(news: Vec<v1::Card>, later: AgentCard) -> RawOwner {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let ((data_to, data), (control_to, control)) = (channel(), channel());
@@ -127,12 +132,17 @@ pub(crate) fn owner() -> RawOwner {
                 continue;
             }
             let _ = control_to.send(session.stream.try_clone().unwrap());
-            std::thread::spawn(move || while session.answer_card(&card()) {});
+            for card in &news {
+                session.send(FrameKind::Control, &encode(0, Body::Card(card.clone())));
+            }
+            let later = later.clone();
+            std::thread::spawn(move || while session.answer_card(&later) {});
         }
     });
     RawOwner { address, data, control }
 }
 
+/// What a raw owner offers.
 pub(crate) fn card() -> AgentCard {
     AgentCard {
         agent: name("raw-owner"),
@@ -149,6 +159,8 @@ pub(crate) fn card() -> AgentCard {
         fingerprint: Fingerprint::default(),
         fence_region: None,
         kv_region: None,
+        revision: 1,
+        place: String::new(),
     }
 }
 

@@ -10,7 +10,7 @@ use crate::child::passes;
 use crate::support::*;
 
 /// Open files, memory shared with peers, threads.
-fn count() -> (usize, usize, usize) {
+pub(crate) fn count() -> (usize, usize, usize) {
     let entries = |path| read_dir(path).unwrap().count();
     let maps = read_to_string("/proc/self/maps").unwrap();
     let shared = maps.lines().filter(|line| line.contains("/memfd:")).count();
@@ -87,7 +87,7 @@ fn child_sleeps() {
 }
 
 /// Voluntary context switches and processor ticks of each of our threads.
-fn switches() -> Vec<(String, u64, u64)> {
+pub(crate) fn switches() -> Vec<(String, u64, u64)> {
     let mut found = Vec::new();
     for task in read_dir("/proc/self/task").unwrap() {
         let task = task.unwrap().path();

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use towline_fabric::{
     Access, Agent, AgentConfig, ConnectOptions, Limits, Memory, Owner, Peer, Pending, Region, RegionOptions,
-    ShmConfig, TransferRequest, TransportChoice,
+    ShmConfig, TransferError, TransferRequest, TransportChoice,
 };
 use towline_wire::auth::{ClusterKey, Identity};
 use towline_wire::blocks::{BlockList, Extent};
-use towline_wire::card::Fingerprint;
+use towline_wire::card::{AgentCard, Fingerprint};
 use towline_wire::frame::Status;
 use towline_wire::id::{AgentName, EngineId, Generation, LeaseId, RegionId};
 use towline_wire::lease::LeaseError;
@@ -79,6 +79,8 @@ pub(crate) struct Book {
 pub(crate) struct Heard {
     pub(crate) notes: VecDeque<(String, Vec<u8>)>,
     pub(crate) heartbeats: Vec<LeaseId>,
+    /// The same, message by message.
+    pub(crate) beats: Vec<Vec<LeaseId>>,
     pub(crate) gone: usize,
     pub(crate) released: Vec<LeaseId>,
 }
@@ -121,7 +123,10 @@ impl Owner for Book {
     }
 
     fn handle_heartbeat(&self, _: &Identity, leases: &[LeaseId]) {
-        self.note(|heard| heard.heartbeats.extend(leases));
+        self.note(|heard| {
+            heard.heartbeats.extend(leases);
+            heard.beats.push(leases.to_vec());
+        });
     }
 
     fn handle_notify(&self, peer: &Identity, payload: Vec<u8>) {
@@ -280,6 +285,30 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
         assert!(Instant::now() < until, "never: {what}");
         pause(Duration::from_millis(1));
     }
+}
+
+/// Reads the first `bytes` of a region.
+pub(crate) fn read(peer: &Peer, region: RegionId, bytes: u64) -> Result<Vec<u8>, TransferError> {
+    let local = memory(bytes);
+    let lists = (blocks(bytes, [0]), blocks(bytes, [0]));
+    peer.transfer(request(Op::Read, &local, region, lists))?.wait(PATIENCE).expect("an outcome in time")?;
+    Ok(contents(&local))
+}
+
+/// Registers memory that shows `pattern(seed, bytes)`.
+pub(crate) fn offer(owner: &Agent, seed: u8, bytes: u64) -> Region {
+    let shown = memory(bytes);
+    shown.write_from(0, &pattern(seed, bytes)).unwrap();
+    owner.register(shown, RegionOptions::default()).unwrap()
+}
+
+/// Waits until the peer's card satisfies `enough`.
+pub(crate) fn news(peer: &Peer, enough: impl Fn(&AgentCard) -> bool) -> Arc<AgentCard> {
+    let mut card = peer.card();
+    while !enough(&card) {
+        card = wait(peer.watch(card.revision)).unwrap();
+    }
+    card
 }
 
 /// Lets time pass where passing time is the point.

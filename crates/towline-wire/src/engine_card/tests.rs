@@ -31,6 +31,8 @@ fn agent_card(name: &str) -> AgentCard {
         fingerprint: fingerprint(),
         fence_region: None,
         kv_region: Some(RegionId(1)),
+        revision: 1,
+        place: String::new(),
     }
 }
 

@@ -177,11 +177,13 @@ table! {
         Deregistered, Opening => one(&[UNKNOWN_REGION]), one(&[UNKNOWN_REGION]);
         "of the first transfer: the card names it, its file doesn't come"
     a_region_dropped_while_idle_is_unknown_over_tcp:
-        Deregistered, Idle => one(&[GOOD]), one(&[UNKNOWN_REGION]); "of the next transfer; what is mapped stays mapped"
+        Deregistered, Idle => Cell::Ends(&[GOOD, UNKNOWN_REGION]), one(&[UNKNOWN_REGION]);
+        "of the next transfer; what is mapped can be read until the peer is told"
     a_region_dropped_fails_what_is_queued_over_tcp:
-        Deregistered, Queued => one(&[GOOD]), one(&[UNKNOWN_REGION]); ""
+        Deregistered, Queued => Cell::Ends(&[GOOD, UNKNOWN_REGION]), one(&[UNKNOWN_REGION]);
+        "what is mapped can be read until the peer is told"
     a_region_dropped_fails_what_moves_over_tcp:
-        Deregistered, Moving => one(&[GOOD]), one(&[UNKNOWN_REGION]);
+        Deregistered, Moving => Cell::Ends(&[GOOD, UNKNOWN_REGION]), one(&[UNKNOWN_REGION]);
         "an owner that wants the bytes for something else changes the fence first"
     a_region_dropped_before_the_fence_is_read_does_no_harm:
         Deregistered, Fencing => one(&[GOOD]), one(&[GOOD]); "the fence's region is another one"

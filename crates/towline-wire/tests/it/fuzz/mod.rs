@@ -28,6 +28,7 @@ const fn target(name: &'static str, harness: Harness, seeds: fn() -> Vec<Vec<u8>
 /// All of them, by name.
 const TARGETS: &[Target] = &[
     target("agent_card", harness::agent_card, seeds::agent_cards),
+    target("carried_card", harness::carried_card, seeds::carried_cards),
     target("challenge", harness::challenge, seeds::challenges),
     target("control", harness::control, seeds::controls),
     target("digests", harness::digests, seeds::digests),
@@ -156,6 +157,11 @@ fn assert_meets_every_input(name: &str) {
 #[test]
 fn agent_cards_meet_every_input() {
     assert_meets_every_input("agent_card");
+}
+
+#[test]
+fn carried_cards_meet_every_input() {
+    assert_meets_every_input("carried_card");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use prost::Message;
 use towline_wire::auth::{CHALLENGE_BYTES, Client, Identity, Purpose, Server};
 use towline_wire::blocks::Extent;
 use towline_wire::card::{AgentCard, Endpoint, Fingerprint, RegionCard};
+use towline_wire::carried_card::CarriedCard;
 use towline_wire::control::{self, Body, v1};
 use towline_wire::digest::{DigestMode, Digests};
 use towline_wire::engine_card::{EngineCard, RankAgent};
@@ -55,6 +56,8 @@ fn card(agent: &str) -> AgentCard {
         },
         fence_region: Some(RegionId(2)),
         kv_region: Some(RegionId(1)),
+        revision: 1 << 40,
+        place: r#"{"host_name":"node-7","cpus":"0-3"}"#.into(),
     }
 }
 
@@ -64,7 +67,13 @@ pub(super) fn agent_cards() -> Seeds {
     vec![card("prefill-0").to_wire().encode_to_vec(), bare.to_wire().encode_to_vec()]
 }
 
-pub(super) fn engine_cards() -> Seeds {
+pub(super) fn carried_cards() -> Seeds {
+    let of = |card| CarriedCard { card, address: "10.0.0.4:7000".into(), expires_unix_s: u64::MAX };
+    let part = card("prefill-0").with_regions(&[RegionId(2)]).unwrap();
+    [of(card("prefill-0")), of(part)].map(|carried| carried.seal(&key()).unwrap()).to_vec()
+}
+
+fn engines() -> Vec<EngineCard> {
     let address = RankAgent::Address { agent: name("p/1"), address: "10.0.0.4:7000".into() };
     let of = |tp_size, ranks| EngineCard {
         engine: engine(),
@@ -74,7 +83,11 @@ pub(super) fn engine_cards() -> Seeds {
         ranks,
     };
     let known = || RankAgent::Card(Box::new(card("p/0")));
-    vec![of(2, vec![known(), address]).encode(), of(1, vec![known()]).encode()]
+    vec![of(2, vec![known(), address]), of(1, vec![known()])]
+}
+
+pub(super) fn engine_cards() -> Seeds {
+    engines().iter().map(EngineCard::encode).collect()
 }
 
 pub(super) fn controls() -> Seeds {
@@ -86,9 +99,21 @@ pub(super) fn controls() -> Seeds {
         Body::Notify(v1::Notify { payload: b"done".to_vec() }),
         Body::Refused(v1::Refused { code: "lease-over".into(), message: "it is over".into() }),
         Body::Done(v1::Done {}),
+        Body::EngineCardRequest(v1::EngineCardRequest {}),
+        Body::EngineCard(engines()[0].to_wire()),
         Body::ForeignRegion(v1::ForeignRegion { base: 1 << 46, nonce_at: u64::MAX }),
     ];
+    assert!(bodies.iter().all(is_seeded), "each kind of message has a seed");
     (0..).zip(bodies).map(|(call, body)| control::encode(call, body)).collect()
+}
+
+/// Written without a wildcard, so that a new message does not compile until it is listed here; then seed it above.
+fn is_seeded(body: &Body) -> bool {
+    match body {
+        Body::CardRequest(_) | Body::Card(_) | Body::Release(_) | Body::Heartbeat(_) => true,
+        Body::Notify(_) | Body::Refused(_) | Body::Done(_) => true,
+        Body::EngineCardRequest(_) | Body::EngineCard(_) | Body::ForeignRegion(_) => true,
+    }
 }
 
 pub(super) fn frames() -> Seeds {

@@ -11,7 +11,7 @@ mod messages;
 
 pub(crate) use bytes::{challenge, fence_slot, frame, handshake, reply, request};
 pub(crate) use json::{digests, layout, prefill_params, remote_kv, ticket};
-pub(crate) use messages::{agent_card, control, engine_card};
+pub(crate) use messages::{agent_card, carried_card, control, engine_card};
 
 use towline_wire::auth::ClusterKey;
 
