@@ -326,16 +326,13 @@ impl Dial {
         );
         let connection = Arc::new(PeerShared {
             environment: Arc::clone(&self.environment),
-            card: Arc::clone(&session.card),
             transport,
             path: Arc::clone(&path),
-            link: Arc::clone(&session.link),
-            state: Arc::clone(&session.state),
             passed_over,
             pair,
             session,
         });
-        connection.state.attach(&path, &watch, follows.as_ref());
+        connection.session.state.attach(&path, &watch, follows.as_ref());
         done(Ok((connection, view)));
     }
 

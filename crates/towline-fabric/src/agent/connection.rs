@@ -24,7 +24,7 @@ use crate::transport::{Path, PathError, PathEvents};
 
 /// The control session. Dropping the last handle closes it.
 pub(super) struct Session {
-    /// The card that it opened with.
+    /// The card that it opened with: who the peer is. What it offers now is the [`View`]'s.
     pub(super) card: Arc<AgentCard>,
     pub(super) socket: SocketAddr,
     pub(super) link: Arc<Link>,
@@ -51,12 +51,8 @@ pub(crate) struct PeerShared {
     /// Dropped first: the last handle to a session closes the path, which must still be there.
     pub(super) session: Arc<Session>,
     pub(super) environment: Arc<Environment>,
-    /// Who it is. What it offers now is the [`View`]'s.
-    pub(super) card: Arc<AgentCard>,
     pub(super) transport: TransportKind,
     pub(super) path: Arc<dyn Path>,
-    pub(super) link: Arc<Link>,
-    pub(super) state: Arc<PeerState>,
     pub(super) passed_over: Reasons,
     pub(super) pair: Arc<Pair>,
 }
@@ -64,12 +60,12 @@ pub(crate) struct PeerShared {
 impl PeerShared {
     /// The error for a transfer whose path is gone.
     pub(super) fn lost(&self, reason: &str) -> TransferError {
-        match self.state.down() {
+        match self.session.state.down() {
             Some((_, Side::Contract)) if let Some(violation) = self.pair.violation() => {
                 TransferError::ContractViolation(Box::new(violation))
             }
-            Some((reason, side)) => lost(&self.card, (&reason, side)),
-            None => lost(&self.card, (reason, Side::Theirs)),
+            Some((reason, side)) => lost(&self.session.card, (&reason, side)),
+            None => lost(&self.session.card, (reason, Side::Theirs)),
         }
     }
 
@@ -78,10 +74,10 @@ impl PeerShared {
         let now = Instant::now();
         let Some(violation) = self.pair.handle_end(now, op, rails) else { return };
         self.environment.counters.contract_violations.fetch_add(1, Ordering::Relaxed);
-        tracing::warn!(peer = %self.card.agent, %violation, "contract violated");
+        tracing::warn!(peer = %self.session.card.agent, %violation, "contract violated");
         if self.pair.refuses() {
-            self.environment.refused.remember(&self.card.agent, &violation, now);
-            self.state.go_down(&violation.to_string(), Side::Contract);
+            self.environment.refused.remember(&self.session.card.agent, &violation, now);
+            self.session.state.go_down(&violation.to_string(), Side::Contract);
         }
     }
 }
@@ -262,10 +258,9 @@ impl PathEvents for PathWatch {
 mod tests {
     use std::sync::atomic::AtomicUsize;
 
-    use towline_wire::card::Fingerprint;
-    use towline_wire::id::{AgentName, BootEpoch, EngineId};
     use towline_wire::receipt::{Evidence, EvidenceClass};
 
+    use super::super::view::tests::card;
     use super::*;
     use crate::transport::Slice;
 
@@ -288,23 +283,8 @@ mod tests {
         }
     }
 
-    fn card(revision: u64) -> AgentCard {
-        AgentCard {
-            agent: AgentName::new("p").unwrap(),
-            engine: EngineId::from_bytes([1; 16]),
-            boot_epoch: BootEpoch(1),
-            endpoints: vec![],
-            regions: vec![],
-            fingerprint: Fingerprint::default(),
-            fence_region: None,
-            kv_region: None,
-            revision,
-            place: String::new(),
-        }
-    }
-
     fn state() -> (Arc<PeerState>, Arc<View>) {
-        let (state, view) = (Arc::new(PeerState::default()), View::new(Arc::new(card(1))));
+        let (state, view) = (Arc::new(PeerState::default()), View::new(card(1)));
         state.parts().view = Some(Arc::clone(&view));
         (state, view)
     }

@@ -92,7 +92,7 @@ impl Handle {
 
     /// A peer that was just connected to.
     pub(super) fn of(connection: Arc<PeerShared>, mut route: Route, view: Arc<View>) -> Arc<Self> {
-        let card = &connection.card;
+        let card = &connection.session.card;
         (route.options.agent, route.options.boot_epoch) = (Some(card.agent.clone()), Some(card.boot_epoch));
         let known = Known { view, pair: Arc::clone(&connection.pair) };
         let handle = Self::with(&connection.environment, route, known);
@@ -141,7 +141,7 @@ impl Handle {
             Standing::Up(connection) => {
                 let connection = Arc::clone(connection);
                 drop(state);
-                return match connection.state.down() {
+                return match connection.session.state.down() {
                     Some(down) => waiter(Err(self.down_error(down))),
                     None => waiter(Ok(connection)),
                 };
@@ -223,7 +223,7 @@ impl Handle {
         let mut state = self.lock();
         state.used = Instant::now();
         match &state.standing {
-            Standing::Up(connection) => Some(Arc::clone(&connection.link)),
+            Standing::Up(connection) => Some(Arc::clone(&connection.session.link)),
             Standing::Linked(session) => Some(Arc::clone(&session.link)),
             Standing::Resting | Standing::Dialling(_) | Standing::Over(_) => None,
         }
@@ -235,7 +235,7 @@ impl Handle {
             return action(Ok(&link));
         }
         self.wake(Box::new(move |outcome| match outcome {
-            Ok(connection) => action(Ok(&connection.link)),
+            Ok(connection) => action(Ok(&connection.session.link)),
             Err(error) => action(Err(ControlError::Unreachable { reason: error.to_string() })),
         }));
     }
@@ -282,7 +282,7 @@ impl Handle {
             Standing::Up(connection) => {
                 state.standing = Standing::Up(Arc::clone(&connection));
                 drop(state);
-                connection.state.go_down(CLOSED, Side::Ours);
+                connection.session.state.go_down(CLOSED, Side::Ours);
             }
             Standing::Linked(session) => {
                 drop(state);
@@ -302,7 +302,7 @@ impl Handle {
     /// Why it cannot be used any more, if that is so.
     pub(super) fn down(&self) -> Option<(String, Side)> {
         match &self.lock().standing {
-            Standing::Up(connection) => connection.state.down(),
+            Standing::Up(connection) => connection.session.state.down(),
             Standing::Linked(session) => session.state.down(),
             Standing::Over(ConnectError::Closed { reason }) => Some(((*reason).into(), Side::Ours)),
             Standing::Over(error) => Some((error.to_string(), Side::Ours)),
@@ -355,7 +355,7 @@ impl Handle {
     pub(super) fn or_down(&self, error: TransferError) -> TransferError {
         match self.now() {
             Now::Over(over) => self.explain(over),
-            Now::Up(connection) if connection.state.down().is_some() => connection.lost(""),
+            Now::Up(connection) if connection.session.state.down().is_some() => connection.lost(""),
             Now::Up(_) | Now::Away => error,
         }
     }
@@ -386,7 +386,7 @@ impl Timed for Handle {
         let mut state = self.lock();
         let (limits, now) = (&self.environment.limits, Instant::now());
         let (idle, busy) = match &state.standing {
-            Standing::Up(connection) if connection.state.down().is_none() => {
+            Standing::Up(connection) if connection.session.state.down().is_none() => {
                 (limits.path_idle, self.is_busy())
             }
             Standing::Linked(_) => (limits.session_idle, self.is_busy() || self.view.is_watched()),

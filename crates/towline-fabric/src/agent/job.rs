@@ -97,7 +97,7 @@ impl Job {
         plan: &Arc<Plan>,
         held: Held,
     ) -> Result<(Arc<Self>, Pending<Outcome>), TransferError> {
-        if let Some(reason) = peer.state.down_reason() {
+        if let Some(reason) = peer.session.state.down_reason() {
             return Err(peer.lost(&reason));
         }
         let limit = peer.environment.limits.transfers;
@@ -249,7 +249,7 @@ impl Job {
 
     fn notify(&self) -> Result<(), TransferError> {
         let Some(payload) = self.plan.notify.clone() else { return Ok(()) };
-        let sent = self.peer.link.send(Body::Notify(v1::Notify { payload }));
+        let sent = self.peer.session.link.send(Body::Notify(v1::Notify { payload }));
         sent.map_err(|error| self.peer.lost(&error.to_string()))
     }
 
@@ -271,7 +271,7 @@ impl Job {
             transport: peer.transport,
             op: plan.op,
             local_agent: peer.environment.identity.agent.to_string(),
-            remote_agent: peer.card.agent.to_string(),
+            remote_agent: peer.session.card.agent.to_string(),
             bytes: moved,
             blocks: plan.blocks(),
             descriptors: plan.descriptors(),
@@ -357,7 +357,7 @@ impl Timed for Job {
         if state.ended {
             drop(state);
             self.peer.environment.counters.forced_closes.fetch_add(1, Ordering::Relaxed);
-            self.peer.state.go_down("a transfer that ended did not drain", Side::Theirs);
+            self.peer.session.state.go_down("a transfer that ended did not drain", Side::Theirs);
             return;
         }
         let error = TransferError::Stalled {

@@ -130,17 +130,15 @@ impl Heart {
 
 impl Timed for Heart {
     fn handle_deadline(&self) {
-        let mut beating = self.lock();
-        beating.armed = false;
-        let peers: Vec<_> = beating.peers.iter().filter_map(Weak::upgrade).collect();
-        let alive: Vec<_> = peers.iter().filter(|peer| peer.beat()).map(Arc::downgrade).collect();
-        beating.peers = alive;
-        if !beating.peers.is_empty() {
-            self.arm(&mut beating);
-        }
-        drop(beating);
-        // The last handles to some may be these: their sessions close after the lock.
-        drop(peers);
+        let known = {
+            let mut beating = self.lock();
+            beating.armed = false;
+            std::mem::take(&mut beating.peers)
+        };
+        // Outside the lock: a beat may connect, and the last handle to a peer, which closes its session, may be this one.
+        let peers = known.iter().filter_map(Weak::upgrade);
+        let alive: Vec<_> = peers.filter(|peer| peer.beat()).collect();
+        alive.iter().for_each(|peer| self.keep(peer));
     }
 }
 

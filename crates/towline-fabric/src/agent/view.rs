@@ -110,13 +110,14 @@ impl View {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use towline_wire::card::Fingerprint;
     use towline_wire::id::{AgentName, BootEpoch, EngineId};
 
     use super::*;
 
-    fn card(revision: u64) -> Arc<AgentCard> {
+    /// A card that offers nothing.
+    pub(in crate::agent) fn card(revision: u64) -> Arc<AgentCard> {
         Arc::new(AgentCard {
             agent: AgentName::new("p").unwrap(),
             engine: EngineId::from_bytes([1; 16]),
