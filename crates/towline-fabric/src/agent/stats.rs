@@ -17,7 +17,7 @@ pub struct TransportTraffic {
     /// Bytes peers wrote here (what it sees: not over shm).
     pub bytes_received: u64,
     /// Of the bytes sent, those that the kernel was given without a copy (tcp that leaves the host).
-    pub bytes_lent: u64,
+    pub bytes_zero_copy: u64,
 }
 
 /// An agent's counters at one moment.
@@ -64,7 +64,7 @@ pub(crate) struct Traffic {
     written: AtomicU64,
     served: AtomicU64,
     received: AtomicU64,
-    lent: AtomicU64,
+    zero_copy: AtomicU64,
 }
 
 impl Traffic {
@@ -85,8 +85,8 @@ impl Traffic {
     }
 
     /// Counts what the kernel was given without a copy.
-    pub(crate) fn count_lent(&self, bytes: u64) {
-        self.lent.fetch_add(bytes, Ordering::Relaxed);
+    pub(crate) fn count_zero_copy(&self, bytes: u64) {
+        self.zero_copy.fetch_add(bytes, Ordering::Relaxed);
     }
 
     fn snapshot(&self) -> TransportTraffic {
@@ -96,7 +96,7 @@ impl Traffic {
             bytes_written: of(&self.written),
             bytes_served: of(&self.served),
             bytes_received: of(&self.received),
-            bytes_lent: of(&self.lent),
+            bytes_zero_copy: of(&self.zero_copy),
         }
     }
 }

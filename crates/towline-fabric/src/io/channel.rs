@@ -1,6 +1,6 @@
 //! A socket that speaks frames: sealing, opening, partial reads and writes, payloads in between.
 //!
-//! Where the socket leaves this host, payloads are lent to the kernel instead of copied ([`Loans`]).
+//! Where the socket leaves this host, the kernel sends payloads without copying them ([`ZeroCopy`]).
 //!
 //! **Bounds.** A frame is read into a buffer of its own length, at most 96 KiB; a payload goes straight to or from its
 //! memory. What waits to be sent is bounded by the session that queues it: it looks at [`Channel::backlog`] first.
@@ -15,7 +15,7 @@ use towline_wire::frame::{FrameKind, HEADER_BYTES, Header, Opener, Sealer};
 use super::Socket;
 use super::ahead::Ahead;
 use crate::error::SessionError;
-use crate::region::{Loans, Payload};
+use crate::region::{Payload, ZeroCopy};
 
 /// Which end of the handshake this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +37,8 @@ pub(crate) struct Channel {
     header: Option<Header>,
     /// Files that came along, when this side takes them.
     files: Option<VecDeque<OwnedFd>>,
-    /// Payload that the kernel sends without copying it, when this side lends.
-    loans: Option<Loans>,
+    /// Payload that the kernel sends without copying it, where that is worth it.
+    zero_copy: Option<ZeroCopy>,
 }
 
 enum Out {
@@ -59,7 +59,7 @@ impl Channel {
             ahead_bytes: 0,
             header: None,
             files: None,
-            loans: None,
+            zero_copy: None,
         }
     }
 
@@ -88,16 +88,16 @@ impl Channel {
         self.files.as_mut()?.pop_front()
     }
 
-    /// Lends payloads to the kernel from now on, if the socket leaves this host and the kernel takes loans.
-    pub(crate) fn lend(&mut self) {
+    /// Has the kernel send payloads without copying them from now on, if the socket leaves this host and the kernel can.
+    pub(crate) fn avoid_copies(&mut self) {
         if self.socket.leaves_host() {
-            self.loans = Loans::open(self.socket.fd());
+            self.zero_copy = ZeroCopy::open(self.socket.fd());
         }
     }
 
-    /// What was lent, and how much of it was returned.
-    pub(crate) fn loans(&mut self) -> Option<&mut Loans> {
-        self.loans.as_mut()
+    /// What was sent so, and how much of it is completed.
+    pub(crate) fn zero_copy(&mut self) -> Option<&mut ZeroCopy> {
+        self.zero_copy.as_mut()
     }
 
     pub(crate) fn socket(&self) -> &Socket {
@@ -153,8 +153,8 @@ impl Channel {
     /// # Errors
     /// [`SessionError::Lost`].
     pub(crate) fn flush(&mut self, mut sent: impl FnMut(u64)) -> Result<bool, SessionError> {
-        if let Some(loans) = &mut self.loans {
-            loans.collect(self.socket.fd())?;
+        if let Some(sends) = &mut self.zero_copy {
+            sends.collect(self.socket.fd())?;
         }
         while !self.out.is_empty() {
             match self.send_front(&mut sent) {
@@ -169,7 +169,7 @@ impl Channel {
 
     /// One call for what waits longest. A frame leaves together with the start of its payload.
     fn send_front(&mut self, sent: &mut impl FnMut(u64)) -> io::Result<()> {
-        let Self { socket, out, loans, .. } = self;
+        let Self { socket, out, zero_copy, .. } = self;
         let (first, rest) = out.as_mut_slices();
         let (front, next) = match (first, rest) {
             ([front, next, ..], _) => (front, Some(next)),
@@ -179,7 +179,7 @@ impl Channel {
         let done = match (front, next) {
             (Out::Bytes { bytes, at, file: None }, Some(Out::Payload(payload))) => {
                 let before = payload.moved();
-                *at += payload.send(socket.fd(), &bytes[*at..], loans.as_mut())?;
+                *at += payload.send(socket.fd(), &bytes[*at..], zero_copy.as_mut())?;
                 sent(payload.moved() - before);
                 usize::from(*at == bytes.len()) + usize::from(payload.is_complete())
             }
@@ -193,7 +193,7 @@ impl Channel {
             }
             (Out::Payload(payload), _) => {
                 let before = payload.moved();
-                payload.send(socket.fd(), &[], loans.as_mut())?;
+                payload.send(socket.fd(), &[], zero_copy.as_mut())?;
                 sent(payload.moved() - before);
                 usize::from(payload.is_complete())
             }
@@ -281,10 +281,10 @@ impl Channel {
 }
 
 impl Drop for Channel {
-    /// What the kernel still has on loan must not be sent any more, with whatever its owner writes there next: the
-    /// connection is reset.
+    /// Memory that the kernel is not done with must not be sent any more, with whatever its owner writes there next:
+    /// the connection is reset.
     fn drop(&mut self) {
-        if self.loans.as_ref().is_some_and(|loans| loans.returned() < loans.made()) {
+        if self.zero_copy.as_ref().is_some_and(|sends| sends.completed() < sends.sent()) {
             self.socket.reset_at_close();
         }
     }

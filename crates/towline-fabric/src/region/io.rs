@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use towline_wire::blocks::Extent;
 
-use super::{Loans, Memory, RangeError};
+use super::{Memory, RangeError, ZeroCopy};
 
 /// Extents of one call: 2 KiB of iovecs on the stack, and at 4 KiB a page already 512 KiB a call.
 const PIECES: usize = 128;
@@ -95,8 +95,8 @@ impl Payload {
         taken
     }
 
-    /// Sends what one call takes of `head` and then of this; gives the bytes of `head`. Lends the kernel what `loans`
-    /// allow, and then that may not change nor go before they say that it was returned.
+    /// Sends what one call takes of `head` and then of this; gives the bytes of `head`. What `zero_copy` allows is
+    /// not copied: it may not change nor go before that says that the kernel is done with it.
     ///
     /// # Errors
     /// The kernel's, `WouldBlock` included. A closed socket is an error, never a signal.
@@ -104,24 +104,24 @@ impl Payload {
         &mut self,
         socket: BorrowedFd<'_>,
         head: &[u8],
-        loans: Option<&mut Loans>,
+        zero_copy: Option<&mut ZeroCopy>,
     ) -> io::Result<usize> {
         let mut pieces = [EMPTY; PIECES];
         let mut message = self.gather(&mut pieces[1..]);
         let mut flags = libc::MSG_NOSIGNAL;
-        if let Some(loans) = loans.filter(|loans| loans.admit(self.left.min(BYTES))) {
+        if let Some(sends) = zero_copy.filter(|sends| sends.admit(self.left.min(BYTES))) {
             if head.is_empty() {
                 let flags = flags | libc::MSG_ZEROCOPY;
-                // SAFETY: as in `receive`; the kernel only reads, until the loan that is noted below is returned.
+                // SAFETY: as in `receive`; the kernel only reads, until the send that is noted below is completed.
                 let count = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
-                // Without room for one more loan (`optmem_max`, the lock limit) the bytes are copied.
+                // Without room for one more (`optmem_max`, the lock limit) the bytes are copied.
                 if count >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ENOBUFS) {
                     let count = self.advance(count)?;
-                    loans.lend(&self.memory, count);
+                    sends.note(&self.memory, count);
                     return Ok(0);
                 }
             } else {
-                // Nobody lends a frame: it goes ahead, and waits for its payload in the kernel.
+                // A frame is copied: it goes ahead, and waits for its payload in the kernel.
                 message.msg_iovlen = 0;
                 flags |= libc::MSG_MORE;
             }

@@ -23,18 +23,18 @@ mod copy;
 mod error;
 mod foreign;
 mod io;
-mod loan;
 mod mapping;
 mod pages;
 mod process;
+mod zerocopy;
 
 pub(crate) use copy::{Piece, Stores};
 pub use error::{RangeError, RegisterError};
 pub(crate) use foreign::Place;
 pub(crate) use io::Payload;
-pub(crate) use loan::Loans;
 pub use pages::Pages;
 pub(crate) use process::{Process, ProcessMemory, ReachError, peer_pid};
+pub(crate) use zerocopy::ZeroCopy;
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;

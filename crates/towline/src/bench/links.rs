@@ -335,48 +335,41 @@ mod tests {
 
     fn cases() -> Vec<Case> {
         let mut cases = Vec::new();
-        for transport in [TransportKind::Shm, TransportKind::Tcp] {
-            for op in [Op::Read, Op::Write] {
-                for (pattern, peers) in
-                    [(Pattern::OneToOne, 1), (Pattern::ManyToOne, 2), (Pattern::OneToMany, 2)]
-                {
-                    let shape = Shape::blocks(16 * 4096, 4096, Some(5)).unwrap();
-                    let (batch, order, block_bytes, model) = (2, Order::Random, Some(4096), None);
-                    let reshard = None;
-                    let mut case = Case {
-                        transport,
-                        op,
-                        pattern,
-                        peers,
-                        batch,
-                        order,
-                        block_bytes,
-                        model,
-                        reshard,
-                        shape,
-                    };
-                    case.shape.lanes = case.lanes();
-                    cases.push(case);
-                }
-                for (words, peers) in [("tp3:tp1", 3), ("tp1pp2:tp3-nhd", 3)] {
-                    let found = Model::find("smollm2-135m").unwrap();
-                    let shape = Shape::blocks(6 * found.block_bytes(), found.block_bytes(), Some(5)).unwrap();
-                    let (order, block_bytes, model) =
-                        (Order::Random, Some(found.block_bytes()), Some((found, 96)));
-                    let (pattern, batch, reshard) = (Pattern::Reshard, 1, Some(words.parse().unwrap()));
-                    cases.push(Case {
-                        transport,
-                        op,
-                        pattern,
-                        peers,
-                        batch,
-                        order,
-                        block_bytes,
-                        model,
-                        reshard,
-                        shape,
-                    });
-                }
+        for (transport, op) in [TransportKind::Shm, TransportKind::Tcp]
+            .into_iter()
+            .flat_map(|transport| [(transport, Op::Read), (transport, Op::Write)])
+        {
+            let plain = Case {
+                transport,
+                op,
+                pattern: Pattern::OneToOne,
+                peers: 1,
+                batch: 2,
+                order: Order::Random,
+                block_bytes: Some(4096),
+                model: None,
+                reshard: None,
+                shape: Shape::blocks(16 * 4096, 4096, Some(5)).unwrap(),
+            };
+            for (pattern, peers) in [(Pattern::OneToOne, 1), (Pattern::ManyToOne, 2), (Pattern::OneToMany, 2)]
+            {
+                let mut case = Case { pattern, peers, ..plain };
+                case.shape.lanes = case.lanes();
+                cases.push(case);
+            }
+            let model = Model::find("smollm2-135m").unwrap();
+            let bytes = model.block_bytes();
+            for words in ["tp3:tp1", "tp1pp2:tp3-nhd"] {
+                cases.push(Case {
+                    pattern: Pattern::Reshard,
+                    peers: 3,
+                    batch: 1,
+                    block_bytes: Some(bytes),
+                    model: Some((model, 96)),
+                    reshard: Some(words.parse().unwrap()),
+                    shape: Shape::blocks(6 * bytes, bytes, Some(5)).unwrap(),
+                    ..plain
+                });
             }
         }
         cases

@@ -3,7 +3,7 @@
 //! Requests are pipelined: up to [`ASKED`] are at the owner, the rest wait in the path's mailbox, from which each stream
 //! takes when it has room; so a slow stream gets less. Replies come in order. A read's payload is received straight
 //! into the slice's extents; a slice completes after the last byte, and lets go of the memory before that. A write
-//! whose payload was lent to the kernel completes when that was returned too. When the session ends the socket is closed
+//! whose payload the kernel does not copy completes when the kernel is done with it too. When the session ends the socket is closed
 //! first, then the slices complete.
 
 use std::collections::VecDeque;
@@ -43,8 +43,8 @@ pub(super) struct TcpClient {
     rail: usize,
     asked: VecDeque<(u64, Slice)>,
     receiving: Option<Payload>,
-    /// Writes that were answered, each with the loans that must be returned before it completes.
-    lent: VecDeque<(u64, Slice, Result<Moved, PathError>)>,
+    /// Writes that were answered, each with how many zero-copy sends must be completed before it is.
+    answered: VecDeque<(u64, Slice, Result<Moved, PathError>)>,
     next_call: u64,
     /// Payload bytes that the socket took, and how many of them belong to writes that were answered.
     sent: u64,
@@ -64,7 +64,7 @@ impl TcpClient {
         if let Err(why) = request_card(&mut channel, 1) {
             return Err((why, opening));
         }
-        channel.lend();
+        channel.avoid_copies();
         Ok(Box::new(Self {
             channel,
             path,
@@ -73,7 +73,7 @@ impl TcpClient {
             rail: 0,
             asked: VecDeque::new(),
             receiving: None,
-            lent: VecDeque::new(),
+            answered: VecDeque::new(),
             next_call: 1,
             sent: 0,
             settled: 0,
@@ -172,22 +172,22 @@ impl TcpClient {
 
     fn complete(&mut self, outcome: Result<Moved, PathError>) {
         let Some((_, slice)) = self.asked.pop_front() else { return };
-        match self.channel.loans().map(|loans| (loans.made(), loans.returned())) {
-            Some((made, returned)) if slice.op() == Op::Write && returned < made => {
-                self.lent.push_back((made, slice, outcome));
+        match self.channel.zero_copy().map(|sends| (sends.sent(), sends.completed())) {
+            Some((sent, completed)) if slice.op() == Op::Write && completed < sent => {
+                self.answered.push_back((sent, slice, outcome));
             }
             _ => slice.complete(outcome),
         }
     }
 
-    /// Sends what waits, and completes what waited for its loans.
+    /// Sends what waits, and completes what waited for the kernel.
     fn flush(&mut self) -> Result<(), SessionError> {
         let sent = &mut self.sent;
         self.channel.flush(|bytes| *sent += bytes)?;
-        let Some(loans) = self.channel.loans() else { return Ok(()) };
-        self.path.environment.counters.traffic(TransportKind::Tcp).count_lent(loans.take_bytes());
-        let returned = loans.returned();
-        while let Some((_, slice, outcome)) = self.lent.pop_front_if(|(until, ..)| *until <= returned) {
+        let Some(sends) = self.channel.zero_copy() else { return Ok(()) };
+        self.path.environment.counters.traffic(TransportKind::Tcp).count_zero_copy(sends.take_bytes());
+        let completed = sends.completed();
+        while let Some((_, slice, outcome)) = self.answered.pop_front_if(|(until, ..)| *until <= completed) {
             slice.complete(outcome);
         }
         Ok(())
@@ -230,7 +230,7 @@ impl Session for TcpClient {
     }
 
     fn handle_closed(self: Box<Self>, why: SessionError) {
-        let Self { channel, path, opening, asked, receiving, lent, .. } = *self;
+        let Self { channel, path, opening, asked, receiving, answered, .. } = *self;
         // Nothing reads or writes the slices' memory from here on.
         drop((channel, receiving));
         if let Some(opening) = opening {
@@ -239,9 +239,9 @@ impl Session for TcpClient {
         let waiting = path.mailbox.shut(&why);
         let error = PathError::from(why);
         path.events.handle_down(&error);
-        let (asked, lent) =
-            (asked.into_iter().map(|(_, slice)| slice), lent.into_iter().map(|(_, slice, _)| slice));
-        for slice in lent.chain(asked).chain(waiting) {
+        let (asked, answered) =
+            (asked.into_iter().map(|(_, slice)| slice), answered.into_iter().map(|(_, slice, _)| slice));
+        for slice in answered.chain(asked).chain(waiting) {
             slice.complete(Err(error.clone()));
         }
     }

@@ -33,7 +33,7 @@ const SCRAP: u64 = 64 * 1024;
 
 /// The session of a peer that asks.
 pub(crate) fn serve(mut channel: Channel, environment: &Arc<Environment>, seat: Seat) -> Box<dyn Session> {
-    channel.lend();
+    channel.avoid_copies();
     channel.read_ahead(AHEAD_BYTES);
     Box::new(TcpServer {
         channel,
@@ -165,8 +165,8 @@ impl TcpServer {
             traffic.count_served(Op::Read, bytes);
             *budget = budget.saturating_sub(bytes);
         })?;
-        if let Some(loans) = self.channel.loans() {
-            traffic.count_lent(loans.take_bytes());
+        if let Some(sends) = self.channel.zero_copy() {
+            traffic.count_zero_copy(sends.take_bytes());
         }
         Ok(emptied || self.channel.backlog() < BACKLOG)
     }

@@ -21,13 +21,25 @@ const LARGE: u64 = 256 << 20;
 const ROOM: u64 = 128 << 20;
 const ADDRESS: &str = "TOWLINE_TEST_ADDRESS";
 
-/// Leaves the process `room` bytes of address space, or all there are.
+/// Leaves the process `room` bytes of address space, or all there are. Threads that are just starting must have their
+/// stacks first.
 fn bound_memory(room: Option<u64>) {
+    eventually("the other threads have started and sleep", others_sleep);
     let stat = read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = stat.split(' ').next().unwrap().parse().unwrap();
     let current = room.map(|room| pages * rustix::param::page_size() as u64 + room);
     let maximum = getrlimit(Resource::As).maximum;
     setrlimit(Resource::As, Rlimit { current, maximum }).unwrap();
+}
+
+fn others_sleep() -> bool {
+    let own = rustix::thread::gettid().as_raw_pid().to_string();
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap());
+    tasks.filter(|task| task.file_name() != own.as_str()).all(|task| {
+        // One that ended meanwhile is none.
+        let stat = read_to_string(task.path().join("stat")).unwrap_or_default();
+        stat.rsplit(')').next().is_none_or(|rest| rest.is_empty() || rest.trim_start().starts_with('S'))
+    })
 }
 
 /// Plays it and says how it ended.
