@@ -293,7 +293,7 @@ impl Far {
             Some((address, token))
         };
         let flood = answer.flood.and_then(at);
-        let abroad = pid.zip(answer.address).map(|(pid, address)| Abroad { pid, address, len: region_bytes });
+        let abroad = pid.zip(answer.data).map(|(pid, place)| Abroad { pid, place, len: region_bytes });
         Ok(Self { region_bytes, flood, abroad })
     }
 }

@@ -14,7 +14,8 @@
 //!      64  port of the flood, 0 if there is none
 //!      72  token of the flood (two words)
 //!      88  where the data lies in the owner's address space, 0 before there is any
-//!      96  bytes of the reason for a failure, at most 512, which stand from 104 on
+//!      96  number of its file in the owner's process
+//!     104  bytes of the reason for a failure, at most 512, which stand from 112 on
 //! ```
 
 use std::time::Duration;
@@ -32,7 +33,7 @@ pub(crate) const CONTROL_BYTES: u64 = 4096;
 /// Longest reason for a failure.
 const REASON_BYTES_MAX: usize = 512;
 /// "TWLBNCH" and the version of layout and commands.
-const MAGIC: u64 = u64::from_le_bytes(*b"TWLBNCH2");
+const MAGIC: u64 = u64::from_le_bytes(*b"TWLBNCH3");
 const UNKNOWN: u64 = u64::MAX;
 
 const DONE: u64 = 8;
@@ -42,8 +43,9 @@ const CPU: u64 = 56;
 const FLOOD_PORT: u64 = 64;
 const TOKEN: u64 = 72;
 const ADDRESS: u64 = 88;
-const REASON_LEN: u64 = 96;
-const REASON: u64 = 104;
+const FILE: u64 = 96;
+const REASON_LEN: u64 = 104;
+const REASON: u64 = 112;
 
 /// A numbered command.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -115,8 +117,17 @@ pub(crate) struct Answer {
     pub(crate) cpu: Option<Duration>,
     /// Where raw streams are served, and what opens them.
     pub(crate) flood: Option<(u16, [u64; 2])>,
-    /// Where the data lies in the owner's address space, once there is any.
-    pub(crate) address: Option<u64>,
+    /// The data, once there is any.
+    pub(crate) data: Option<Place>,
+}
+
+/// Where an owner's data is in its process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// In its address space.
+    pub(crate) address: u64,
+    /// Its file's number.
+    pub(crate) file: u64,
 }
 
 /// Writes what never changes.
@@ -129,8 +140,9 @@ pub(crate) fn introduce(control: &Memory, flood: Option<(u16, [u64; 2])>) -> Res
 }
 
 /// Writes where the data lies; it shows with the next answer.
-pub(crate) fn show_address(control: &Memory, address: u64) -> Result<()> {
-    Ok(control.store_u64(ADDRESS, address)?)
+pub(crate) fn show_place(control: &Memory, place: Place) -> Result<()> {
+    control.store_u64(FILE, place.file)?;
+    Ok(control.store_u64(ADDRESS, place.address)?)
 }
 
 /// Writes the answer to command `number`, its number last.
@@ -180,13 +192,13 @@ pub(crate) fn read(control: &Memory) -> Result<Answer> {
             Outcome::Failed(String::from_utf8_lossy(&text).into_owned())
         }
     };
-    let (cpu, port, address) = (word(CPU)?, word(FLOOD_PORT)?, word(ADDRESS)?);
+    let (cpu, port, address, file) = (word(CPU)?, word(FLOOD_PORT)?, word(ADDRESS)?, word(FILE)?);
     Ok(Answer {
         number: word(DONE)?,
         outcome,
         cpu: (cpu != UNKNOWN).then(|| Duration::from_nanos(cpu)),
         flood: u16::try_from(port).ok().filter(|port| *port != 0).zip(Some([word(TOKEN)?, word(TOKEN + 8)?])),
-        address: (address != 0).then_some(address),
+        data: (address != 0).then_some(Place { address, file }),
     })
 }
 
@@ -205,14 +217,15 @@ mod tests {
         {
             answer(&control, number, &outcome).unwrap();
             let said = read(&control).unwrap();
-            assert_eq!((said.number, said.flood, said.address), (number, Some((4711, [5, 6])), None));
+            assert_eq!((said.number, said.flood, said.data), (number, Some((4711, [5, 6])), None));
             match (said.outcome, outcome) {
                 (Outcome::Failed(said), Outcome::Failed(_)) => assert_eq!(said.len(), REASON_BYTES_MAX),
                 (said, outcome) => assert_eq!(said, outcome),
             }
         }
-        show_address(&control, 4096).unwrap();
-        assert_eq!(read(&control).unwrap().address, Some(4096));
+        let place = Place { address: 4096, file: 7 };
+        show_place(&control, place).unwrap();
+        assert_eq!(read(&control).unwrap().data, Some(place));
     }
 
     #[test]

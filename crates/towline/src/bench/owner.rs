@@ -3,6 +3,7 @@
 //! It does what its leader says (`message`), on a thread of its own, since the agent's callbacks may not block. The
 //! leader is the first peer that commands; others are not heard until it has gone, or two sweeps would spoil each other.
 
+use std::os::fd::AsRawFd;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -22,7 +23,7 @@ use towline_wire::lease::LeaseError;
 use super::flags::KvArgs;
 use super::flood::{self, Lent};
 use super::machine;
-use super::message::{self, CONTROL_BYTES, Command, Contents, Filling, Order, Outcome};
+use super::message::{self, CONTROL_BYTES, Command, Contents, Filling, Order, Outcome, Place};
 use super::pattern::{self, Arrival, Seed};
 use super::raw::Mapping;
 use super::shape::{Shape, Side};
@@ -237,7 +238,9 @@ impl Hands {
         machine::room_for(bytes)?;
         let memory = Arc::new(Memory::allocate_for("bench-kv", bytes, Access::PeersWrite)?);
         let mapping = Mapping::of(&memory)?;
-        message::show_address(&self.control, mapping.address())?;
+        let file = memory.fd().context("the memory has no file")?.as_raw_fd();
+        let place = Place { address: mapping.address(), file: file.try_into()? };
+        message::show_place(&self.control, place)?;
         self.lent.set(Some(Arc::new(mapping)));
         let options = RegionOptions { role: RegionRole::Kv, peer_writable: true, leased: false };
         let region = self.agent.register(Arc::clone(&memory), options)?;

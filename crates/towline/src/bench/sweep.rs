@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  a repetition:  fill sources, poison destinations -> [timer: post all, wait for all] -> check every byte -> limit
+//!  its limit:     the same, by plain loops and calls
 //! ```
 //!
 //! Small transfers are repeated within the timer, back to back, since one alone would measure the wake-up of a sleeping
@@ -148,7 +149,7 @@ impl<'a> Session<'a> {
     fn room(&self, case: &Case) -> Result<()> {
         let local = case.memory_bytes();
         let here = if self.args.connect.is_empty() { 2 * local } else { local };
-        machine::room_for(here + Yardstick::bytes(case))
+        machine::room_for(here + Yardstick::bytes(case, self.args.connect.is_empty()))
     }
 
     /// One repetition to warm up, then the timed ones.
@@ -160,16 +161,17 @@ impl<'a> Session<'a> {
         let mut measured = Measured { descriptors, verified, burst, ..Measured::default() };
         let mut cpu = Some(std::time::Duration::ZERO);
         for index in 0..=self.args.repeat {
-            if index == 0 || self.args.verify == Verify::Full {
-                self.seed = self.seed.wrapping_add(1);
-                links.fill(Seed(self.seed))?;
+            if index == 0 {
+                links.fill(self.next_seed())?;
+            } else {
+                self.refill(links)?;
             }
             let round = links.round(&requests, burst)?;
             if self.args.verify == Verify::Full {
                 self.verify(case, links)?;
             }
             if index == 0 || Yardstick::is_due(index - 1, self.args.repeat) {
-                yardstick.measure(burst);
+                yardstick.measure(burst, &mut || self.refill(links))?;
             }
             if index > 0 {
                 measured.elapsed.push(round.elapsed);
@@ -181,6 +183,16 @@ impl<'a> Session<'a> {
         }
         measured.cpu = cpu;
         Ok(measured)
+    }
+
+    /// What comes before each round that is timed: new data, and poison where it is to go.
+    fn refill(&mut self, links: &mut Links) -> Result<()> {
+        if self.args.verify == Verify::Full { links.fill(self.next_seed()) } else { Ok(()) }
+    }
+
+    fn next_seed(&mut self) -> Seed {
+        self.seed = self.seed.wrapping_add(1);
+        Seed(self.seed)
     }
 
     fn verify(&self, case: &Case, links: &mut Links) -> Result<()> {

@@ -2,16 +2,15 @@
 //!
 //! **Cost.** What memory can do at most: [`Stores::Streaming`] moves each line over the bus twice (read, written),
 //! [`Stores::Cached`] three times (the line that is overwritten is fetched first). Pieces that lie scattered cost a miss
-//! at each start, which asking for the next piece early hides in part.
-//!
-//! **Measured** (2026-11-30, 2-core EPYC with AVX2, other work on both cores, one thread, 256 MiB, medians of three pairs of
-//! `scripts/bench_peers.py`): 12.0 GB/s in one piece, 12.8 in 64 KiB pages, 6.3 in 4 KiB; `limits.c` in the same pairs,
-//! which leaves the choice of stores to the C library, 10.0, 8.3 and 5.1.
+//! at each start, and the look-up of a page; asking for the next lines, and for one of the page after the next, hides both in part.
 
 use anyhow::Result;
 use towline_wire::blocks::{Extent, Run};
 
 use super::Mapping;
+
+/// Bytes of a page.
+const PAGE: u64 = 4096;
 
 /// How the destination is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,24 +27,43 @@ impl Mapping {
     /// # Errors
     /// At the first run that leaves either mapping.
     pub(crate) fn copy_from(&self, source: &Self, runs: &[Run], stores: Stores) -> Result<()> {
-        for (index, Run { local, remote, len }) in runs.iter().enumerate() {
-            let to = self.at(Extent { offset: *local, len: *len })?;
-            let from = source.at(Extent { offset: *remote, len: *len })?.cast_const();
-            let bytes = usize::try_from(*len)?;
-            if stores == Stores::Cached {
+        if stores == Stores::Cached {
+            for run in runs {
+                let (to, from, bytes) = self.ends(source, run)?;
                 // SAFETY: both ranges were checked; `copy` allows overlap, should both be one memory.
                 unsafe { std::ptr::copy(from, to, bytes) };
-            } else {
-                let next = runs.get(index + 1).map_or(*remote, |next| next.remote);
-                // Only asked for, never followed: it may lie anywhere.
-                let next = source.base.as_ptr().cast_const().wrapping_add(usize::try_from(next)?);
-                // SAFETY: both ranges were checked.
-                unsafe { stream(to, from, bytes, next) };
             }
+            return Ok(());
+        }
+        // Only asked for, never followed: it may lie anywhere.
+        let place = |page: Run| {
+            source.base.as_ptr().cast_const().wrapping_add(usize::try_from(page.remote).unwrap_or(0))
+        };
+        let mut next = runs.iter().flat_map(pages).map(place).skip(1).peekable();
+        let mut after_next = runs.iter().flat_map(pages).map(place).skip(2);
+        for page in runs.iter().flat_map(pages) {
+            let (to, from, bytes) = self.ends(source, &page)?;
+            let next = next.next().unwrap_or(from);
+            // SAFETY: both ranges were checked.
+            unsafe { stream(to, from, bytes, (next, after_next.next().unwrap_or(next))) };
         }
         order();
         Ok(())
     }
+
+    /// Where a run goes to and comes from, and its bytes.
+    fn ends(&self, source: &Self, run: &Run) -> Result<(*mut u8, *const u8, usize)> {
+        let to = self.at(Extent { offset: run.local, len: run.len })?;
+        let from = source.at(Extent { offset: run.remote, len: run.len })?;
+        Ok((to, from.cast_const(), usize::try_from(run.len)?))
+    }
+}
+
+/// A run in parts of a page.
+fn pages(run: &Run) -> impl Iterator<Item = Run> + use<> {
+    let Run { local, remote, len } = *run;
+    let part = move |at| Run { local: local + at, remote: remote + at, len: PAGE.min(len - at) };
+    (0..len.div_ceil(PAGE)).map(move |index| part(index * PAGE))
 }
 
 /// Orders non-temporal stores, which no release store does, before whatever follows.
@@ -60,7 +78,8 @@ fn order() {
 /// # Safety
 /// `to` is valid for writing `len` bytes, `from` for reading them. If they overlap the result is unspecified bytes.
 #[cfg(target_arch = "x86_64")]
-unsafe fn stream(to: *mut u8, from: *const u8, len: usize, next: *const u8) {
+unsafe fn stream(to: *mut u8, from: *const u8, len: usize, (next, after_next): (*const u8, *const u8)) {
+    x86::touch(after_next);
     let head = to.align_offset(x86::LINE).min(len);
     let body = (len - head) / x86::STEP * x86::STEP;
     // SAFETY: a part of the caller's ranges.
@@ -84,7 +103,7 @@ unsafe fn stream(to: *mut u8, from: *const u8, len: usize, next: *const u8) {
 /// # Safety
 /// As above.
 #[cfg(not(target_arch = "x86_64"))]
-unsafe fn stream(to: *mut u8, from: *const u8, len: usize, _next: *const u8) {
+unsafe fn stream(to: *mut u8, from: *const u8, len: usize, _later: (*const u8, *const u8)) {
     // SAFETY: the caller's.
     unsafe { std::ptr::copy(from, to, len) };
 }
@@ -98,7 +117,13 @@ mod x86 {
     /// Bytes of a turn of the loop.
     pub(super) const STEP: usize = 4 * LINE;
     /// Lines are asked for this far ahead: more than memory's latency (100 ns) at 10 GB/s a thread.
-    const AHEAD: usize = 1024;
+    const AHEAD: usize = 2048;
+
+    /// Asks for one line, so that the processor looks up where its page lies.
+    pub(super) fn touch(line: *const u8) {
+        // SAFETY: a hint: it faults nowhere, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
+    }
 
     /// Asks for the lines of the turn that comes `AHEAD` bytes after `at`: of this piece, or of the next.
     #[inline(always)]
@@ -106,8 +131,7 @@ mod x86 {
         let ahead = at + AHEAD;
         let lines = if ahead < len { from.wrapping_add(ahead) } else { next.wrapping_add(ahead - len) };
         for line in (0..STEP).step_by(LINE) {
-            // SAFETY: a hint: it faults nowhere, whatever the address.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(lines.wrapping_add(line).cast()) };
+            touch(lines.wrapping_add(line));
         }
     }
 

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 use towline_wire::blocks::{Extent, Run};
 use towline_wire::receipt::Op;
 
+use super::super::message::Place;
 use super::Mapping;
 
 /// Pieces of one call: the kernel's `UIO_MAXIOV`.
@@ -22,8 +23,8 @@ const BYTES_MAX: u64 = 1 << 30;
 pub(crate) struct Abroad {
     /// The process, which must be one that this may trace: a child, or one of the same user where Yama allows it.
     pub(crate) pid: u32,
-    /// What [`Mapping::address`] says there.
-    pub(crate) address: u64,
+    /// Where it is there.
+    pub(crate) place: Place,
     /// Bytes of the mapping.
     pub(crate) len: u64,
 }
@@ -49,7 +50,8 @@ impl Mapping {
                 let inside = remote.checked_add(*len).is_some_and(|end| end <= abroad.len);
                 ensure!(inside && *len <= BYTES_MAX, "a run that leaves the other process's mapping");
                 here.push(vector(self.at(Extent { offset: *local, len: *len })?, *len)?);
-                let at = std::ptr::with_exposed_provenance_mut(usize::try_from(abroad.address + remote)?);
+                let at =
+                    std::ptr::with_exposed_provenance_mut(usize::try_from(abroad.place.address + remote)?);
                 there.push(vector(at, *len)?);
                 bytes += len;
             }
@@ -84,7 +86,8 @@ mod tests {
 
     /// This process is "another" one to the kernel as well.
     fn abroad(mapping: &Mapping) -> Abroad {
-        Abroad { pid: std::process::id(), address: mapping.address(), len: mapping.len() }
+        let place = Place { address: mapping.address(), file: 0 };
+        Abroad { pid: std::process::id(), place, len: mapping.len() }
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! A limit says what the machine can do, so nothing of the engine under test may be in it: if the engine's copy loop
 //! became slow, a limit that borrowed it would become slow as well, and the share would still read 100 %. The loops and
 //! calls are therefore written here once more. The *memory* is the engine's: a [`Mapping`] maps the file of a
-//! [`Memory`] a second time, so that allocator, page size and the very pages are those of the transfer.
+//! [`Memory`] a second time, here or of another process, so that allocator, page size and the very pages are those of the
+//! transfer.
 //!
 //! `copy` copies between mappings, `crossing` through the kernel from another process (CMA), `vector` through sockets.
 //! No slice of a mapping ever exists: everything goes by checked address and length.
@@ -13,6 +14,8 @@ mod copy;
 mod crossing;
 mod vector;
 
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 
 use anyhow::{Context, Result, ensure};
@@ -42,15 +45,29 @@ impl Mapping {
     /// # Errors
     /// The kernel's: `EPERM` for memory that is sealed against writing.
     pub(crate) fn of(memory: &Memory) -> Result<Self> {
-        let len = usize::try_from(memory.len()).context("more bytes than can be mapped")?;
+        let file = memory.fd().context("the memory has no file")?;
+        Self::map(file, memory.len()).context("can't map the memory a second time")
+    }
+
+    /// Maps all bytes of another process's memory, likewise, through the files that the kernel shows of it.
+    ///
+    /// # Errors
+    /// The kernel's: `EACCES` for a process that this one may not trace.
+    pub(crate) fn of_another(abroad: &Abroad) -> Result<Self> {
+        let path = format!("/proc/{}/fd/{}", abroad.pid, abroad.place.file);
+        let file = File::options().read(true).write(true).open(&path);
+        let file = file.with_context(|| format!("can't open {path}"))?;
+        Self::map(file.as_fd(), abroad.len).with_context(|| format!("can't map {path}"))
+    }
+
+    fn map(file: BorrowedFd<'_>, bytes: u64) -> Result<Self> {
+        let len = usize::try_from(bytes).context("more bytes than can be mapped")?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // Populated, as the engine's own mapping is: a limit that takes faults is none.
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         let anywhere = std::ptr::null_mut();
-        let file = memory.fd().context("the memory has no file")?;
         // SAFETY: a fresh shared mapping at an address of the kernel's choice touches no memory of ours.
-        let base = unsafe { rustix::mm::mmap(anywhere, len, protection, flags, file, 0) };
-        let base = base.context("can't map the memory a second time")?;
+        let base = unsafe { rustix::mm::mmap(anywhere, len, protection, flags, file, 0) }?;
         Ok(Self { base: NonNull::new(base.cast()).context("mapped at address 0")?, len })
     }
 
@@ -92,8 +109,12 @@ impl Drop for Mapping {
 /// For the tests of the files below.
 #[cfg(test)]
 mod tests {
-    use towline_fabric::Access;
+    use std::os::fd::AsRawFd;
 
+    use towline_fabric::Access;
+    use towline_wire::blocks::Run;
+
+    use super::super::message::Place;
     use super::*;
 
     /// A memory of `len` bytes that all differ from their neighbours, and its second mapping.
@@ -109,6 +130,21 @@ mod tests {
         let mut bytes = vec![0; usize::try_from(memory.len()).unwrap()];
         memory.read_into(0, &mut bytes).unwrap();
         bytes
+    }
+
+    #[test]
+    fn memory_of_another_process_is_mapped_through_its_files() {
+        let (memory, mapping) = mapped(8192, 0);
+        let file = u64::try_from(memory.fd().unwrap().as_raw_fd()).unwrap();
+        let place = Place { address: mapping.address(), file };
+        let abroad = Abroad { pid: std::process::id(), place, len: 8192 };
+        let second = Mapping::of_another(&abroad).unwrap();
+        let (target, to) = mapped(8192, 0xff);
+        let all = [Run { local: 0, remote: 0, len: 8192 }];
+        to.copy_from(&second, &all, Stores::Cached).unwrap();
+        assert!(bytes(&target) == bytes(&memory));
+        let gone = Abroad { place: Place { file: u64::MAX, ..place }, ..abroad };
+        assert!(Mapping::of_another(&gone).unwrap_err().to_string().contains("/proc/"));
     }
 
     #[test]

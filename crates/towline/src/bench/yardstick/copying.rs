@@ -1,4 +1,5 @@
-//! The limit of shared memory: a copy between two memories of this process, allocated like regions, by plain loops.
+//! The limit of shared memory: the same copy between the same memories by plain loops. The owner's is mapped through the
+//! files of its process; where that can't be, another one takes its place, allocated like it.
 //!
 //! Both kinds of stores are tried, since which is faster depends on whether the data fits a cache; threads take the next
 //! slice when they are done with one, as the fabric's do.
@@ -9,9 +10,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use anyhow::{Context, Result};
 use towline_fabric::{Access, Memory};
 use towline_wire::blocks::Run;
+use towline_wire::receipt::Op;
 
 use super::super::case::Case;
-use super::super::links::Links;
+use super::super::links::{Far, Links};
 use super::super::owner::Threads;
 use super::super::pattern::{self, Seed};
 use super::super::raw::{Mapping, Stores};
@@ -37,19 +39,15 @@ impl Copying {
     /// # Errors
     /// The kernel's, when there is no memory.
     pub(super) fn scales(case: &Case, links: &Links, threads: Threads) -> Result<Vec<Scale>> {
-        let source = |bytes| {
-            let memory = Memory::allocate_for("bench-limit", bytes, Access::PeersWrite)?;
-            pattern::fill(&memory, Seed(0))?;
-            Ok(Arc::new(Mapping::of(&memory)?))
-        };
-        let sources =
-            links.owners.iter().map(|owner| source(owner.region_bytes)).collect::<Result<Vec<_>>>()?;
+        let theirs = links.owners.iter().map(there).collect::<Result<Vec<_>>>()?;
         let mut slices = Vec::new();
         for (link, runs) in links.links.iter().zip(links.runs(RUN_BYTES_MAX)?) {
-            let (to, from) =
-                (Arc::new(Mapping::of(&link.local)?), sources.get(link.owner).context("no such owner")?);
+            let here = Arc::new(Mapping::of(&link.local)?);
+            let there = Arc::clone(theirs.get(link.owner).context("no such owner")?);
+            let (to, from) = if case.op == Op::Read { (here, there) } else { (there, here) };
             for runs in slices_of(&runs) {
-                slices.push(Slice { to: Arc::clone(&to), from: Arc::clone(from), runs: runs.to_vec() });
+                let runs = runs.iter().map(|run| turned(run, case.op)).collect();
+                slices.push(Slice { to: Arc::clone(&to), from: Arc::clone(&from), runs });
             }
         }
         let (slices, threads) = (Arc::new(slices), copy_threads(case, threads));
@@ -58,8 +56,13 @@ impl Copying {
             gauge: Box::new(Self { slices: Arc::clone(&slices), stores, threads }),
             threads,
             note: format!(
-                "{} stores, the same runs between two local memories, threads: {threads}",
-                if stores == Stores::Streaming { "streaming" } else { "cached" }
+                "{} stores, the same runs between {}, threads: {threads}",
+                if stores == Stores::Streaming { "streaming" } else { "cached" },
+                if links.owners.iter().all(|owner| owner.abroad.is_some()) {
+                    "the same memories"
+                } else {
+                    "two local memories"
+                }
             ),
             bytes: case.bytes(),
             times: Vec::new(),
@@ -83,6 +86,22 @@ impl Gauge for Copying {
         };
         together((0..self.threads).map(|_| work()).collect(), rounds)
     }
+}
+
+/// The owner's memory, or one like it.
+fn there(owner: &Far) -> Result<Arc<Mapping>> {
+    if let Some(abroad) = &owner.abroad {
+        return Ok(Arc::new(Mapping::of_another(abroad)?));
+    }
+    let memory = Memory::allocate_for("bench-limit", owner.region_bytes, Access::PeersWrite)?;
+    pattern::fill(&memory, Seed(0))?;
+    Ok(Arc::new(Mapping::of(&memory)?))
+}
+
+/// A run whose local end is where a copy goes to.
+fn turned(run: &Run, op: Op) -> Run {
+    let Run { local, remote, len } = *run;
+    if op == Op::Read { *run } else { Run { local: remote, remote: local, len } }
 }
 
 /// Consecutive runs that are at most a slice together. Each run alone is.
