@@ -81,6 +81,11 @@ impl Inbox {
         drop(jobs);
     }
 
+    /// Whether the engine has ended, or was told to.
+    pub(super) fn is_closed(&self) -> bool {
+        self.state().closed
+    }
+
     /// The jobs that arrived since the last call, in order; `None` when the engine shall end.
     pub(super) fn take(&self, patience: Patience) -> Option<Vec<SequenceState>> {
         let mut state = self.state();

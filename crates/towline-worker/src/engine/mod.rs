@@ -242,6 +242,11 @@ impl Engine {
         self.counters.snapshot()
     }
 
+    /// Whether it takes jobs: it was not shut down, and its thread has not died of a bug.
+    pub fn is_running(&self) -> bool {
+        !self.inbox.is_closed()
+    }
+
     /// Stops the thread after the step it is in and waits for that. Jobs that run or wait fail with
     /// [`EngineError::Stopped`].
     pub fn shutdown(&self) {

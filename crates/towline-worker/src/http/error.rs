@@ -101,6 +101,9 @@ pub enum ApiError {
     /// Ask another worker.
     #[error("this worker is shutting down")]
     Draining,
+    /// Ask another worker, and restart this one: its engine died of a bug, which stands in its log.
+    #[error("this worker's engine has stopped, and its log says why: restart the worker")]
+    EngineStopped,
     /// The KV of the prefill worker could not be used.
     #[error("the KV could not be transferred from prefill ({}): {cause}", cause.code())]
     KvTransfer {
@@ -143,6 +146,7 @@ impl ApiError {
             Self::Method { .. } => (StatusCode::METHOD_NOT_ALLOWED, INVALID, "method_not_allowed"),
             Self::Overloaded { .. } => (StatusCode::SERVICE_UNAVAILABLE, "overloaded_error", "overloaded"),
             Self::Draining => (StatusCode::SERVICE_UNAVAILABLE, "overloaded_error", "shutting_down"),
+            Self::EngineStopped => (StatusCode::SERVICE_UNAVAILABLE, "server_error", "engine_stopped"),
             Self::KvTransfer { .. } => (StatusCode::BAD_GATEWAY, "server_error", KV_TRANSFER_FAILED),
             Self::Internal { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "server_error", "internal_error"),
         }
@@ -184,7 +188,8 @@ impl From<SubmitError> for ApiError {
         let detail = error.to_string();
         match error {
             SubmitError::Busy { .. } => Self::Overloaded { detail },
-            SubmitError::Stopped => Self::Draining,
+            // A worker that shuts down stops its engine after the last request.
+            SubmitError::Stopped => Self::EngineStopped,
             SubmitError::PoolTooSmall { .. } => {
                 Self::Field { param: "max_tokens".into(), code: "kv_memory_exceeded", message: detail }
             }
@@ -197,7 +202,7 @@ impl From<SubmitError> for ApiError {
 impl From<EngineError> for ApiError {
     fn from(error: EngineError) -> Self {
         match error {
-            EngineError::Stopped => Self::Draining,
+            EngineError::Stopped => Self::EngineStopped,
             _ => Self::Internal { detail: error.to_string() },
         }
     }

@@ -51,6 +51,8 @@ pub trait Generate: Send + Sync {
     /// # Errors
     /// [`SubmitError`]: nothing runs.
     fn submit(&self, job: Job) -> Result<Events, SubmitError>;
+    /// Whether it takes jobs at all; once it does not, it never will again.
+    fn is_running(&self) -> bool;
     /// Counters, for metrics.
     fn stats(&self) -> EngineStats;
     /// KV blocks in each state, for metrics.
@@ -72,6 +74,10 @@ impl Generate for EngineWithPool {
             handle.next().await.map(|event| (event, handle))
         });
         Ok(Box::pin(events))
+    }
+
+    fn is_running(&self) -> bool {
+        self.engine.is_running()
     }
 
     fn stats(&self) -> EngineStats {

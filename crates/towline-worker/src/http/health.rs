@@ -16,10 +16,13 @@ pub(super) async fn health() -> Response {
     (StatusCode::OK, axum::Json(json!({"status": "ok"}))).into_response()
 }
 
-/// `GET /ready`: it takes requests, and which.
+/// `GET /ready`: it takes requests, and which; else why it takes none.
 pub(super) async fn ready(State(front): State<Arc<Front>>) -> Response {
     if front.is_draining() {
         return ApiError::Draining.into_response();
+    }
+    if !front.engine().is_running() {
+        return ApiError::EngineStopped.into_response();
     }
     let body = json!({"status": "ready", "role": front.role().as_str(), "model": front.served().name});
     (StatusCode::OK, axum::Json(body)).into_response()

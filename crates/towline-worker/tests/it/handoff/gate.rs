@@ -8,11 +8,11 @@ use towline_worker::model::{ForwardError, KvCache, Logits, Model, Sequence};
 use towline_worker::text::Tokenizer;
 
 /// Longer than any test's wait should ever be.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Lets layers through.
 #[derive(Default)]
-pub(super) struct Gate {
+pub(crate) struct Gate {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -28,19 +28,19 @@ struct State {
 
 impl Gate {
     /// The model may go on until it has stored `layers + 1` layers.
-    pub(super) fn allow(&self, layers: usize) {
+    pub(crate) fn allow(&self, layers: usize) {
         self.state.lock().unwrap().allowed = layers;
         self.changed.notify_all();
     }
 
     /// The model panics where it stands.
-    pub(super) fn break_down(&self) {
+    pub(crate) fn break_down(&self) {
         self.state.lock().unwrap().broken = true;
         self.changed.notify_all();
     }
 
     /// Layers whose KV is stored.
-    pub(super) fn stored(&self) -> usize {
+    pub(crate) fn stored(&self) -> usize {
         self.state.lock().unwrap().stored
     }
 
@@ -58,9 +58,9 @@ impl Gate {
 }
 
 /// A model behind a gate.
-pub(super) struct Gated {
-    pub(super) model: Model,
-    pub(super) gate: Arc<Gate>,
+pub(crate) struct Gated {
+    pub(crate) model: Model,
+    pub(crate) gate: Arc<Gate>,
 }
 
 impl Forward for Gated {

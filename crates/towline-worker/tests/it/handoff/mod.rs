@@ -4,7 +4,7 @@
 //! `kv_transfer_params` carried by hand are a whole handoff.
 
 mod faults;
-mod gate;
+pub(crate) mod gate;
 mod parts;
 mod proof;
 mod same_answer;

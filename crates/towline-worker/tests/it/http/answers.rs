@@ -129,7 +129,7 @@ async fn what_the_engine_refuses_or_loses_has_its_status() {
     let (served, engine) = front().await;
     let refusals = [
         (SubmitError::Busy { waiting: 9 }, 503, "overloaded"),
-        (SubmitError::Stopped, 503, "shutting_down"),
+        (SubmitError::Stopped, 503, "engine_stopped"),
         (SubmitError::PoolTooSmall { needed: 9, total: 3 }, 400, "kv_memory_exceeded"),
         (SubmitError::Loaded { what: "x" }, 500, "internal_error"),
     ];
@@ -147,7 +147,7 @@ async fn what_the_engine_refuses_or_loses_has_its_status() {
         let mut body = completion();
         body["stream"] = json!(stream);
         let reply = served.post("/v1/completions", &body).await;
-        assert_eq!((reply.status.as_u16(), reply.fault().0.as_str()), (503, "shutting_down"));
+        assert_eq!((reply.status.as_u16(), reply.fault().0.as_str()), (503, "engine_stopped"));
     }
     engine.script(Ok(Box::pin(futures_util::stream::empty())));
     let reply = served.post("/v1/completions", &completion()).await;

@@ -4,22 +4,29 @@ use std::sync::Arc;
 
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
-use towline_worker::engine::{Engine, EngineConfig};
+use towline_worker::engine::{Engine, EngineConfig, Forward};
 use towline_worker::http::{EngineWithPool, FrontParts, ModelText, Served as Model};
 use towline_worker::kernel::Level;
+use towline_worker::model::Model as LoadedModel;
 use towline_worker::pool::{KvPool, PoolConfig};
 use towline_worker::testing::TinyModel;
 
 use super::client::{Served, request, serve_front, until};
 use super::fakes::parts;
+use crate::handoff::gate::{Gate, Gated};
 use crate::support;
 
 async fn front() -> Served {
+    front_of(|model| model).await
+}
+
+/// With something around the model.
+async fn front_of<F: Forward>(around: impl FnOnce(LoadedModel) -> F) -> Served {
     let model = support::load(&TinyModel::default(), 1, Level::best());
     let pool = KvPool::new(support::cache(&model, 16, 80, 0), PoolConfig::default());
     let text = Arc::new(ModelText::new(&model));
     let served = Model { name: "tiny".into(), context: model.config().context, temperature: 0.0, top_p: 1.0 };
-    let engine = Engine::start(model, pool.clone(), EngineConfig::default()).unwrap();
+    let engine = Engine::start(around(model), pool.clone(), EngineConfig::default()).unwrap();
     let engine = Arc::new(EngineWithPool { engine, pool });
     serve_front(FrontParts { served, text, engine, ..parts(&Arc::default()) }).await
 }
@@ -80,6 +87,24 @@ async fn a_client_that_leaves_frees_its_blocks() {
     })
     .await;
     assert!(served.metric("towline_generated_tokens_total").await.unwrap() < 1000.0, "it was cut short");
+}
+
+#[tokio::test]
+async fn a_worker_whose_engine_died_is_not_ready_and_says_why() {
+    let gate = Arc::<Gate>::default();
+    let behind = Arc::clone(&gate);
+    let served = front_of(|model| Gated { model, gate: behind }).await;
+    assert_eq!(served.get("/ready").await.status, 200);
+    gate.break_down();
+    // The one that it died of, and one that comes too late.
+    for _ in 0..2 {
+        let reply = served.post("/v1/chat/completions", &body(false, 4)).await;
+        assert_eq!((reply.status.as_u16(), reply.fault().0.as_str()), (503, "engine_stopped"));
+    }
+    let reply = served.get("/ready").await;
+    assert_eq!((reply.status.as_u16(), reply.fault().0.as_str()), (503, "engine_stopped"));
+    assert!(reply.body.contains("its log says why"), "{}", reply.body);
+    assert_eq!(served.get("/health").await.status, 200, "the process still answers");
 }
 
 #[tokio::test]

@@ -106,6 +106,10 @@ impl Generate for ScriptedEngine {
             .boxed())
     }
 
+    fn is_running(&self) -> bool {
+        true
+    }
+
     fn stats(&self) -> EngineStats {
         EngineStats::default()
     }

@@ -179,7 +179,7 @@ async fn a_failure_after_the_first_token_ends_the_stream_with_the_error() {
     let reply = streamed(&served, false, json!({}), &[]).await;
     let events = reply.events();
     let error: Value = serde_json::from_str(events[1]).unwrap();
-    assert_eq!((&error["error"]["code"], events[2]), (&json!("shutting_down"), "[DONE]"));
+    assert_eq!((&error["error"]["code"], events[2]), (&json!("engine_stopped"), "[DONE]"));
 }
 
 #[tokio::test]
