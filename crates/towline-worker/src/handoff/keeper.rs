@@ -17,6 +17,7 @@ use towline_fabric::Memory;
 use towline_fabric::Owner;
 use towline_wire::auth::Identity;
 use towline_wire::blocks::Extent;
+use towline_wire::engine_card::EngineCard;
 use towline_wire::engine_lease::{
     EngineLease, EngineLeaseError, EngineLeases, EngineRevocation, EngineTerms, RankTerms,
 };
@@ -65,6 +66,7 @@ pub struct Keeper {
     book: Mutex<Book>,
     changed: Condvar,
     ranks: Vec<Seat>,
+    card: OnceLock<EngineCard>,
     ttl: Duration,
     started: Instant,
     stats: Arc<LeaseStats>,
@@ -107,6 +109,7 @@ impl Keeper {
             }),
             changed: Condvar::new(),
             ranks: ranks.into_iter().map(seat).collect(),
+            card: OnceLock::new(),
             ttl,
             started: Instant::now(),
             stats: Arc::default(),
@@ -123,6 +126,12 @@ impl Keeper {
         if let Some(seat) = self.ranks.get(rank as usize) {
             _ = seat.kv_region.set(kv_region);
         }
+    }
+
+    /// Tells what the ranks' agents answer to peers that ask for the engine's card; the first one stays. Until then there
+    /// is none.
+    pub fn introduce(&self, card: EngineCard) {
+        _ = self.card.set(card);
     }
 
     /// Starts the thread that ends leases as they expire; it ends after [`Keeper::stop`].
@@ -331,6 +340,10 @@ impl Owner for RankOwner {
 
     fn handle_notify(&self, peer: &Identity, payload: Vec<u8>) {
         tracing::debug!(peer = %peer.agent, bytes = payload.len(), "notification ignored: this worker expects none");
+    }
+
+    fn engine_card(&self) -> Option<EngineCard> {
+        self.keeper.card.get().cloned()
     }
 
     fn handle_peer_gone(&self, peer: &Identity) {

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use towline_fabric::{Agent, ConnectError, ConnectOptions, Memory, Peer, TransportChoice};
+use towline_fabric::{Agent, ConnectError, ConnectOptions, HeldLease, Memory, Peer, TransportChoice};
 use towline_wire::card::Incompatible;
 use towline_wire::contract::Contract;
 use towline_wire::digest::DigestMismatch;
@@ -19,8 +19,14 @@ use towline_wire::reshard::RankPool;
 use towline_wire::shard::Sharding;
 use towline_wire::ticket::{RankTicket, Ticket};
 
+use super::landing::Landings;
 use super::peers::Peers;
 use super::pulling::Pulling;
+
+/// How often an agent that pulls should tell owners which of their leases it still wants: give it as its
+/// [`Limits::heartbeat`](towline_fabric::Limits). Less than a third of the shortest lease that a worker grants (1 s), as a
+/// reader doesn't know how long its owner's last. It costs a message a pair, and only while leases are held.
+pub const HEARTBEAT: Duration = Duration::from_millis(300);
 
 /// A rank's way to other engines: its agent, what its connections must be, and those that there are.
 pub struct Links {
@@ -28,6 +34,7 @@ pub struct Links {
     transport: TransportChoice,
     contract: Contract,
     peers: Peers,
+    pub(super) landings: Landings,
 }
 
 /// What one rank pulls.
@@ -72,7 +79,7 @@ impl PullWatch for () {}
 impl Links {
     /// Over the transport `transport`, under `contract`.
     pub fn new(agent: Agent, transport: TransportChoice, contract: Contract) -> Self {
-        Self { agent, transport, contract, peers: Peers::default() }
+        Self { agent, transport, contract, peers: Peers::default(), landings: Landings::default() }
     }
 
     /// Pulls, and gives a receipt for each rank that was read, by its number.
@@ -91,13 +98,14 @@ impl Links {
     }
 }
 
-/// Reaches a rank that a ticket names.
+/// Reaches a rank that a ticket names, and keeps its lease from then on: the request may have waited, and the lease must
+/// outlive the reads.
 pub(super) async fn connect(
     links: &Links,
     pull: &RankPull<'_>,
     rank: &RankTicket,
     deadline: Duration,
-) -> Result<Peer, HandoffError> {
+) -> Result<(Peer, HeldLease), HandoffError> {
     let (ticket, ours) = (pull.ticket, links.agent.card().fingerprint);
     let options = ConnectOptions {
         agent: Some(rank.agent.clone()),
@@ -122,10 +130,10 @@ pub(super) async fn connect(
             detail: "the ticket names regions that its owner does not offer".into(),
         });
     }
-    // The request may have waited; the lease must outlive the read.
-    // A message that is lost shows when the lease turns out to be over.
-    _ = peer.heartbeat(&[rank.lease]);
-    Ok(peer)
+    // A heartbeat that is lost shows when the lease turns out to be over.
+    let held = peer.hold(rank.lease);
+    let held = held.map_err(|error| HandoffError::Unreachable { detail: error.to_string() })?;
+    Ok((peer, held))
 }
 
 fn incompatible(mismatch: Incompatible) -> HandoffError {

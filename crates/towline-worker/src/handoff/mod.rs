@@ -10,11 +10,12 @@
 //! ```
 //!
 //! The owner's side, for engines of one or more ranks:
-//! - `keeper`: leases, fence slots, what peers may read (`places`: which block a byte belongs to);
+//! - `keeper`: leases, fence slots, what peers may read (`places`: which block a byte belongs to), the engine's card;
 //! - `lender`: a lease on all ranks and its ticket, before or after the KV is computed.
 //!
 //! The reader's side, for a rank of any engine:
-//! - `links`: connections to other engines' ranks (`peers`: one a pair, made when first needed);
+//! - `links`: connections to other engines' ranks (`peers`: one a pair, made when first needed; `landing`: where their
+//!   fences are read into);
 //! - `pulling`: drives the pure state machine `towline_wire::handoff` over them (`receipts`: one a source);
 //! - `routes`: what is read from which rank, part by part.
 //!
@@ -28,6 +29,7 @@
 mod early;
 mod grant;
 mod keeper;
+mod landing;
 mod lender;
 mod links;
 mod peers;
@@ -48,6 +50,7 @@ use towline_fabric::{Memory, RegisterError};
 use towline_wire::auth::ClusterKey;
 use towline_wire::contract::Contract;
 use towline_wire::digest::DigestMode;
+use towline_wire::engine_card::{EngineCard, RankAgent};
 use towline_wire::fence::SLOT_BYTES;
 use towline_wire::layout::Group;
 use towline_wire::prefix::PrefixHasher;
@@ -57,7 +60,7 @@ use towline_wire::shard::Sharding;
 pub use early::EarlyTicket;
 pub use keeper::{Hold, Keeper, LeaseStats, RankMemory};
 pub use lender::{GrantError, Lender, LendingRank, Lent, Loan, RankShare};
-pub use links::{Links, PullWatch, RankPull};
+pub use links::{HEARTBEAT, Links, PullWatch, RankPull};
 pub use places::GroupMemory;
 pub use pull::{PullError, Pulled};
 
@@ -138,7 +141,7 @@ pub struct Handoff {
 }
 
 impl Handoff {
-    /// Starts the agent and registers the pool and the fence slots.
+    /// Starts the agent, registers the pool and the fence slots, and has the agent answer with the engine's card.
     ///
     /// # Errors
     /// [`HandoffStartError`]: the port is taken, memory is short, a thread can't be started.
@@ -157,12 +160,22 @@ impl Handoff {
         keeper.serve(0, kv.id());
         let rank = LendingRank::new(&agent, (&kv, &fences), vec![arrays]);
         let depth = depth(&pool);
+        let sharding = Sharding { tp_size: 1, stage_layers: vec![depth] };
+        let card = agent.card();
+        keeper.introduce(EngineCard {
+            engine,
+            sharding: sharding.clone(),
+            layout: pool.cache().layout().clone(),
+            fingerprint: card.fingerprint.clone(),
+            // It stays as it is: a worker registers its two regions here, and none later.
+            ranks: vec![RankAgent::Card(Box::new(card))],
+        });
         let lender = Lender {
             keeper: Arc::clone(&keeper),
             ranks: vec![rank],
             engine,
             layout: None,
-            sharding: Sharding { tp_size: 1, stage_layers: vec![depth] },
+            sharding,
             key: key.clone(),
             audience: config.audience.clone(),
         };

@@ -4,7 +4,8 @@
 //! All sources go on at once; each waits only for itself. Cost beyond the bytes: a connection a pair of ranks, once; for
 //! each group of parts that became ready a transfer a list (one a source where both sides keep their blocks alike) and
 //! a read of 64 bytes. While the owner still computes, its slot is read again with growing pauses (tokio rounds them up
-//! to a millisecond), and a heartbeat a second keeps the lease.
+//! to a millisecond). From connecting to releasing the agent keeps the lease alive, whatever is under way: one heartbeat
+//! a pair of ranks for all their pulls.
 
 use std::future::Future;
 use std::ops::Range;
@@ -14,30 +15,24 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use towline_fabric::{Memory, Peer, TransferError, TransferRequest};
-use towline_wire::blocks::BlockList;
-use towline_wire::fence::SLOT_BYTES;
+use towline_fabric::{HeldLease, Peer, TransferError, TransferRequest};
 use towline_wire::handoff::{Action, Event, Handoff as Machine, HandoffError, Source};
 use towline_wire::id::{Generation, LeaseId};
 use towline_wire::receipt::{Op, Receipt};
 use towline_wire::reshard::ListPair;
 use towline_wire::ticket::RankTicket;
 
+use super::landing::Landing;
 use super::links::{Links, PullWatch, RankPull, connect};
 use super::receipts::{self, Moved};
 use super::routes::{Route, routes};
-
-/// How often a reader that waits for its owner says that it still wants the lease: far more often than any lease is
-/// short, and nothing beside the reads of the slot.
-const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// A source of a pull under way.
 struct Lane<'a> {
     route: Route,
     ticket: &'a RankTicket,
-    peer: Option<Peer>,
-    /// When the lease was last asked for.
-    beat: Instant,
+    /// Once it was reached: whom to read from, and what keeps the lease.
+    reached: Option<(Peer, HeldLease)>,
     moved: Vec<Moved>,
 }
 
@@ -47,8 +42,11 @@ impl Lane<'_> {
     }
 
     fn release(&mut self) {
-        if let Some(peer) = self.peer.take() {
-            // No answer is awaited: should the message be lost, the lease expires.
+        if let Some((peer, held)) = self.reached.take() {
+            // First, so that the lease expires should the release be lost. A heartbeat under way may still follow it,
+            // and is no news to the owner.
+            drop(held);
+            // No answer is awaited.
             drop(peer.release(self.ticket.lease, self.ticket.generation));
         }
     }
@@ -58,7 +56,7 @@ impl Lane<'_> {
 pub(super) struct Pulling<'a> {
     links: &'a Links,
     pull: &'a RankPull<'a>,
-    landing: Arc<Memory>,
+    landing: Arc<Landing>,
     started: Instant,
     arrived: Option<Instant>,
     lanes: Vec<Lane<'a>>,
@@ -66,7 +64,7 @@ pub(super) struct Pulling<'a> {
 
 /// How a step ended.
 enum Done {
-    Connected(usize, Peer),
+    Connected(usize, Peer, HeldLease),
     Moved(usize, Moved),
     Fence(usize, [u8; 24]),
     Failed(HandoffError),
@@ -79,15 +77,15 @@ impl<'a> Pulling<'a> {
     pub(super) fn new(links: &'a Links, pull: &'a RankPull<'a>) -> Result<Self, HandoffError> {
         let routes = routes(pull)?;
         let invalid = |detail| HandoffError::Invalid { detail };
-        let landing = Memory::allocate("towline-fence-landing", SLOT_BYTES * routes.len() as u64)
-            .map_err(|error| invalid(format!("no memory to read fences into: {error}")))?;
+        let landing = links.landings.take(routes.len());
+        let landing = landing.map_err(|error| invalid(format!("no memory to read fences into: {error}")))?;
         let lanes = routes.into_iter().map(|route| {
             let ticket = pull.ticket.ranks.get(route.rank as usize);
             let ticket = ticket.ok_or_else(|| invalid(format!("the ticket has no rank {}", route.rank)))?;
-            Ok(Lane { route, ticket, peer: None, beat: Instant::now(), moved: Vec::new() })
+            Ok(Lane { route, ticket, reached: None, moved: Vec::new() })
         });
         let lanes = lanes.collect::<Result<_, HandoffError>>()?;
-        Ok(Self { links, pull, landing: Arc::new(landing), started: Instant::now(), arrived: None, lanes })
+        Ok(Self { links, pull, landing, started: Instant::now(), arrived: None, lanes })
     }
 
     /// Does all of it.
@@ -165,18 +163,16 @@ impl<'a> Pulling<'a> {
     }
 
     fn take(&mut self, done: Done) -> Event {
-        let now = Instant::now();
         match done {
             Done::Failed(error) => Event::Failed(error),
             Done::Fence(source, slot) => Event::FenceRead { source, slot },
-            Done::Connected(source, peer) => {
+            Done::Connected(source, peer, held) => {
                 let Some(lane) = self.lanes.get_mut(source) else { return Event::Tick };
-                lane.beat = now;
-                lane.peer = Some(peer);
+                lane.reached = Some((peer, held));
                 Event::Connected { source }
             }
             Done::Moved(source, moved) => {
-                self.arrived = Some(now);
+                self.arrived = Some(Instant::now());
                 if let Some(lane) = self.lanes.get_mut(source) {
                     lane.moved.push(moved);
                 }
@@ -193,7 +189,7 @@ impl<'a> Pulling<'a> {
     /// A source that was reached, and how.
     fn reached(&mut self, source: usize) -> Result<(&mut Lane<'a>, Peer), HandoffError> {
         let lane = self.lane(source)?;
-        let peer = lane.peer.clone();
+        let peer = lane.reached.as_ref().map(|(peer, _)| peer.clone());
         let peer = peer.ok_or_else(|| HandoffError::Unreachable { detail: "not connected".into() })?;
         Ok((lane, peer))
     }
@@ -203,7 +199,7 @@ impl<'a> Pulling<'a> {
         let ticket = self.lane(source)?.ticket;
         Ok(Box::pin(async move {
             match connect(links, pull, ticket, left).await {
-                Ok(peer) => Done::Connected(source, peer),
+                Ok((peer, held)) => Done::Connected(source, peer, held),
                 Err(error) => Done::Failed(error),
             }
         }))
@@ -239,38 +235,14 @@ impl<'a> Pulling<'a> {
     fn read_fence(&mut self, source: usize) -> Result<Step<'a>, HandoffError> {
         let (left, landing, deadline) = (self.left(), Arc::clone(&self.landing), self.pull.deadline);
         let (lane, peer) = self.reached(source)?;
-        if lane.beat.elapsed() >= HEARTBEAT {
-            lane.beat = Instant::now();
-            // A message that is lost shows when the lease turns out to be over.
-            _ = peer.heartbeat(&[lane.ticket.lease]);
-        }
-        let at = u32::try_from(source).unwrap_or(u32::MAX);
-        let slot = |index| BlockList {
-            group: 0,
-            bases: vec![0],
-            block_bytes: SLOT_BYTES,
-            stride: SLOT_BYTES,
-            indices: vec![index],
-        };
-        let request = TransferRequest {
-            op: Op::Read,
-            local: Arc::clone(&landing),
-            local_blocks: slot(at),
-            remote_region: lane.ticket.fence_region,
-            remote_blocks: slot(lane.ticket.slot),
-            lease: None,
-            deadline: left,
-            hold: None,
-            notify: None,
-        };
+        let request = landing.read(source, lane.ticket, left);
         let transfer = peer.transfer(request).map_err(|error| transfer_error(error, deadline))?;
         Ok(Box::pin(async move {
             if let Err(error) = transfer.await {
                 return Done::Failed(transfer_error(error, deadline));
             }
-            let mut bytes = [0; 24];
-            match landing.read_into(u64::from(at) * SLOT_BYTES, &mut bytes) {
-                Ok(()) => Done::Fence(source, bytes),
+            match landing.fence(source) {
+                Ok(bytes) => Done::Fence(source, bytes),
                 Err(error) => Done::Failed(HandoffError::Invalid { detail: error.to_string() }),
             }
         }))

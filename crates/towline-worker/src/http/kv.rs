@@ -13,8 +13,9 @@ use std::future::Future;
 use std::pin::Pin;
 
 use serde_json::Value;
+use towline_fabric::AgentStats;
 use towline_wire::kv_params::{KV_TRANSFER_PARAMS, RemoteKv, TransferMode};
-use towline_wire::receipt::{Receipt, TransportKind};
+use towline_wire::receipt::Receipt;
 
 use super::error::ApiError;
 use super::fields::wrong_type;
@@ -46,7 +47,7 @@ pub trait KvHandoff: Send + Sync {
 }
 
 /// What a handoff counted so far.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HandoffCounts {
     /// Leases held now.
     pub leases_held: usize,
@@ -56,10 +57,8 @@ pub struct HandoffCounts {
     pub leases_expired: u64,
     /// Leases taken back at shutdown.
     pub leases_revoked: u64,
-    /// Times that the path to a prefill worker began to break the contract.
-    pub contract_violations: u64,
-    /// KV bytes that others read from this worker, by transport, where the transport can count them.
-    pub bytes_served: Vec<(TransportKind, u64)>,
+    /// What its agent counted.
+    pub agent: AgentStats,
 }
 
 /// What becomes of a request whose KV could not be pulled.

@@ -15,18 +15,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tokio_util::sync::CancellationToken;
-use towline_fabric::{AgentConfig, Limits, Memory};
+use towline_fabric::{AgentConfig, Limits, Memory, MemoryOptions, Pages};
 use towline_wire::card::Fingerprint;
 use towline_wire::id::{AgentName, EngineId};
 use towline_wire::kv_params::RemoteKv;
-use towline_wire::receipt::TransportKind;
 
 pub use crate::http::{HttpLimits, OnKvFailure, Role};
 pub use config::{Transport, WorkerConfig};
 pub use error::{ServeError, StartError};
 
 use crate::engine::{Engine, EngineConfig, FinishedKv};
-use crate::handoff::{GrantError, Handoff, HandoffConfig};
+use crate::handoff::{GrantError, HEARTBEAT, Handoff, HandoffConfig};
 use crate::http::{
     EngineWithPool, Front, FrontParts, HandoffCounts, KvHandoff, ModelText, Pull, Served, router, serve,
 };
@@ -78,6 +77,8 @@ impl Worker {
             batch_max: config.max_batch,
             queue_max: QUEUE_MAX,
         };
+        let mut metrics = Metrics::new();
+        metrics.kv_pages(pool.memory().page_bytes());
         let engine = Engine::start(model, pool.clone(), bounds)?;
         let engine = Arc::new(EngineWithPool { engine, pool: pool.clone() });
         let handoff = match config.role {
@@ -91,7 +92,7 @@ impl Worker {
             engine: Arc::clone(&engine) as Arc<_>,
             handoff: handoff.clone().map(|handoff| handoff as Arc<dyn KvHandoff>),
             on_kv_failure: config.on_kv_failure,
-            metrics: Arc::new(Metrics::new()),
+            metrics: Arc::new(metrics),
             limits: config.limits,
         });
         progress(Progress { step: "ready", done: 1, total: 1 });
@@ -191,7 +192,15 @@ fn pool(config: &WorkerConfig, model: &Model, fingerprint: &Fingerprint) -> Resu
     if blocks < 2 {
         return Err(StartError::KvMemory { bytes: config.kv_cache_bytes, block_bytes });
     }
-    let memory = Memory::allocate("towline-kv", blocks * block_bytes)?;
+    let options = MemoryOptions { pages: Pages::HugeIfGranted, ..MemoryOptions::default() };
+    let memory = Memory::allocate_with("towline-kv", blocks * block_bytes, options)?;
+    tracing::info!(
+        target: "kv_memory",
+        bytes = memory.len(),
+        page_bytes = memory.page_bytes(),
+        why = memory.why_normal_pages(),
+        "KV memory reserved"
+    );
     let settings = PoolConfig {
         prefix_cache: config.prefix_cache,
         order: config.block_order,
@@ -232,7 +241,7 @@ fn handoff(config: &WorkerConfig, pool: KvPool, fingerprint: Fingerprint) -> Res
         fingerprint,
         copy_threads: config.copy_threads,
         tcp_streams: config.tcp_streams,
-        limits: Limits::default(),
+        limits: Limits { heartbeat: HEARTBEAT, ..Limits::default() },
     };
     let settings = HandoffConfig {
         agent,
@@ -267,15 +276,13 @@ impl KvHandoff for Handoff {
     }
 
     fn counts(&self) -> HandoffCounts {
-        let (leases, traffic) = (self.lease_stats(), self.agent().stats());
+        let leases = self.lease_stats();
         HandoffCounts {
             leases_held: self.leases_held(),
             leases_released: leases.released.load(Ordering::Relaxed),
             leases_expired: leases.expired.load(Ordering::Relaxed),
             leases_revoked: leases.revoked.load(Ordering::Relaxed),
-            contract_violations: traffic.contract_violations,
-            // Over shm the reader copies by itself, and only it can count.
-            bytes_served: vec![(TransportKind::Tcp, traffic.tcp.bytes_served)],
+            agent: self.agent().stats(),
         }
     }
 }

@@ -1,8 +1,8 @@
-//! What a transfer leaves in the log: `towline up` prints these lines, so their fields are an interface.
+//! What stands in the log: `towline up` prints the lines of transfers, so their fields are an interface.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use serde_json::json;
 use towline_wire::handoff::HandoffError;
@@ -14,11 +14,23 @@ use super::client::{request, serve_front};
 use super::fakes::{MODEL, ScriptedEngine, ScriptedHandoff, Wire, parts_with, remote_kv};
 
 /// An event's level and fields.
-type Line = (Level, BTreeMap<&'static str, String>);
+pub(crate) type Line = (Level, BTreeMap<&'static str, String>);
 
-/// Keeps the events of target `kv_transfer`.
+/// Keeps the events of the targets `kv_transfer` and `kv_memory`.
 #[derive(Clone, Default)]
 struct Ear(Arc<Mutex<Vec<Line>>>);
+
+/// Has the log listened to from now on; gives what was heard. For the whole process, as an ear for one thread misses events
+/// whose call site another thread is just registering: other tests are heard too.
+pub(crate) fn heard() -> Vec<Line> {
+    static EAR: OnceLock<Ear> = OnceLock::new();
+    let ear = EAR.get_or_init(|| {
+        let ear = Ear::default();
+        tracing::subscriber::set_global_default(ear.clone()).unwrap();
+        ear
+    });
+    ear.0.lock().unwrap().clone()
+}
 
 struct Fields(BTreeMap<&'static str, String>);
 
@@ -34,7 +46,7 @@ impl Visit for Fields {
 
 impl Subscriber for Ear {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target() == "kv_transfer"
+        ["kv_transfer", "kv_memory"].contains(&metadata.target())
     }
 
     fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
@@ -58,9 +70,7 @@ impl Subscriber for Ear {
 
 #[tokio::test]
 async fn a_transfer_is_one_line_with_its_receipt_and_a_failure_one_with_its_cause() {
-    let ear = Ear::default();
-    // For the whole process: an ear for one thread misses events whose call site another thread is just registering.
-    tracing::subscriber::set_global_default(ear.clone()).unwrap();
+    heard();
     let (engine, handoff) = (Arc::<ScriptedEngine>::default(), Arc::new(ScriptedHandoff::new()));
     let parts = parts_with(&engine, Role::Decode, &handoff);
     let served = serve_front(FrontParts { on_kv_failure: OnKvFailure::Recompute, ..parts }).await;
@@ -70,8 +80,8 @@ async fn a_transfer_is_one_line_with_its_receipt_and_a_failure_one_with_its_caus
     handoff.next(Wire::Fails(HandoffError::PeerRestarted.into()));
     assert_eq!(served.send(ask("log-2")).await.status, 200);
 
-    let mut lines = ear.0.lock().unwrap().clone();
-    lines.retain(|(_, fields)| fields["request_id"].starts_with("log-")); // other tests transfer too
+    let mut lines = heard();
+    lines.retain(|(_, fields)| fields.get("request_id").is_some_and(|id| id.starts_with("log-")));
     let [(told, receipt), (warned, failure)] = lines.as_slice() else { panic!("{lines:?}") };
     assert_eq!((*told, *warned), (Level::INFO, Level::WARN));
     let expected = [

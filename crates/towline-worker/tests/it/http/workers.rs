@@ -2,15 +2,23 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use towline_fabric::{Agent, AgentConfig, ConnectOptions, Limits, ShmConfig};
 use towline_wire::auth::ClusterKey;
+use towline_wire::card::Fingerprint;
+use towline_wire::engine_card::RankAgent;
+use towline_wire::id::{AgentName, EngineId};
+use towline_wire::shard::Sharding;
+use towline_worker::handoff::Keeper;
 use towline_worker::serve::{Progress, Role, ServeError, StartError, Transport, Worker, WorkerConfig};
 use towline_worker::testing::TinyModel;
 
 use super::client::{Reply, SOON, call, metric_at, request, until};
+use super::log::heard;
 use crate::support;
 
 fn config(model: &Path, role: Role) -> WorkerConfig {
@@ -71,7 +79,8 @@ async fn two_legs(prefill: &Running, decode: &Running, body: &Value) -> Reply {
 async fn two_legs_answer_as_one_worker_does_over_every_transport() {
     let model = support::write(&TinyModel::default());
     let alone = start(config(&model.path, Role::Aggregated)).await;
-    for (transport, evidence) in [(Transport::Shm, "mapping"), (Transport::Tcp, "socket")] {
+    for (transport, wire, evidence) in [(Transport::Shm, "shm", "mapping"), (Transport::Tcp, "tcp", "socket")]
+    {
         let of = |role| WorkerConfig { transport, ..config(&model.path, role) };
         let (prefill, decode) = (start(of(Role::Prefill)).await, start(of(Role::Decode)).await);
         for prompt in ["hi", "The world, and all that is in it: 世界 🌍", &"the other one ".repeat(30)] {
@@ -93,10 +102,67 @@ async fn two_legs_answer_as_one_worker_does_over_every_transport() {
             (held, released) == (Some(0.0), Some(3.0))
         })
         .await;
+        let moved = format!("towline_agent_bytes_total{{transport=\"{wire}\",direction=\"read\"}}");
+        assert!(metric_at(decode.address, &moved).await.unwrap() > 0.0, "{moved}");
+        assert_eq!(metric_at(decode.address, "towline_agent_peers").await, Some(1.0));
         prefill.end().await;
         decode.end().await;
     }
     alone.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_start_says_which_pages_hold_the_kv() {
+    heard();
+    let model = support::write(&TinyModel::default());
+    // More than any other test has, so that its line is known.
+    let large = WorkerConfig { kv_cache_bytes: 5 << 20, ..config(&model.path, Role::Aggregated) };
+    let worker = start(large).await;
+    let mut lines = heard();
+    lines.retain(|(_, fields)| {
+        fields.contains_key("page_bytes") && fields["bytes"].parse::<u64>().is_ok_and(|bytes| bytes > 4 << 20)
+    });
+    let [(_, line)] = lines.as_slice() else { panic!("{lines:?}") };
+    let page_bytes: f64 = line["page_bytes"].parse().unwrap();
+    assert_eq!(metric_at(worker.address, "towline_kv_page_bytes").await, Some(page_bytes));
+    // Huge ones were asked for, so that normal ones have a reason.
+    assert_eq!(page_bytes < f64::from(2 << 20), line.contains_key("why"), "{line:?}");
+    worker.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_learns_of_a_workers_engine_from_its_agent() {
+    let model = support::write(&TinyModel::default());
+    for role in [Role::Prefill, Role::Decode] {
+        let config = config(&model.path, role);
+        let key = config.key.clone();
+        let worker = Worker::start(config, |_| {}).unwrap();
+        let asks = AgentConfig {
+            name: AgentName::new("asks").unwrap(),
+            engine: EngineId::from_bytes([1; 16]),
+            key,
+            listen: "127.0.0.1:0".parse().unwrap(),
+            advertise: None,
+            shm: ShmConfig::Off,
+            tcp: true,
+            fingerprint: Fingerprint::default(),
+            copy_threads: 1,
+            tcp_streams: 1,
+            limits: Limits::default(),
+        };
+        let nothing = Arc::new(Keeper::new(vec![], SOON)).owner(0);
+        let agent = Agent::start(asks, nothing).unwrap();
+        let address = worker.kv_address().unwrap();
+        let peer = agent.connect(&address, ConnectOptions::default()).await.unwrap();
+        let card = peer.engine_card().await.unwrap();
+        assert_eq!((card.engine, &card.fingerprint), (peer.card().engine, &peer.card().fingerprint));
+        assert_eq!(card.layout.describe(), peer.card().fingerprint.layout);
+        assert!(!card.fingerprint.weights.is_empty());
+        assert_eq!(card.sharding, Sharding { tp_size: 1, stage_layers: vec![3] });
+        let [RankAgent::Card(rank)] = card.ranks.as_slice() else { panic!("{card:?}") };
+        assert_eq!((rank.kv_region, &rank.agent), (peer.card().kv_region, &peer.card().agent));
+        assert_eq!(card.admit(0, &peer.card()), Ok(()));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

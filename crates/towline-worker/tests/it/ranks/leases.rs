@@ -18,14 +18,14 @@ use super::models::{self, LAYERS, Model, Style};
 use super::oracle::{Engine, Scatter, all, needed};
 use super::{BOTH, Destination, Owner, PATIENCE, Terms, eventually};
 
-const TOKENS: Range<u64> = 0..32;
+pub(super) const TOKENS: Range<u64> = 0..32;
 
 fn tp(tp_size: u32) -> Sharding {
     Sharding { tp_size, stage_layers: vec![LAYERS] }
 }
 
 /// From two ranks to two.
-fn engines(transport: TransportKind, ttl: Duration) -> (Owner, Destination) {
+pub(super) fn engines(transport: TransportKind, ttl: Duration) -> (Owner, Destination) {
     let layout = || models::layout(Model::Gqa(4), Style::PLAIN);
     let mut source = Engine::new(layout(), tp(2), all(&TOKENS), Scatter::Tight);
     source.fill(all(&TOKENS));

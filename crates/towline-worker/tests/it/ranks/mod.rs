@@ -4,6 +4,7 @@
 //! (`towline-wire/tests/it/reshard/oracle.rs`): engines as plain arrays of cells, addressed by the definition of their
 //! layout alone. Here a cell is a byte of registered memory.
 
+mod heartbeats;
 mod layouts;
 mod leases;
 #[path = "../../../../towline-wire/tests/it/reshard/models.rs"]
@@ -16,21 +17,23 @@ mod reshard;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use towline_fabric::{
     Agent, AgentConfig, Limits, Memory, Region, RegionOptions, RegionRole, ShmConfig, TransportChoice,
 };
-use towline_wire::auth::ClusterKey;
+use towline_wire::auth::{ClusterKey, Identity};
+use towline_wire::blocks::Extent;
 use towline_wire::card::Fingerprint;
 use towline_wire::contract::Contract;
 use towline_wire::digest::Digests;
 use towline_wire::fence::SLOT_BYTES;
+use towline_wire::frame::Status;
 use towline_wire::handoff::HandoffError;
-use towline_wire::id::{AgentName, EngineId};
-use towline_wire::lease::Readers;
+use towline_wire::id::{AgentName, EngineId, Generation, LeaseId, RegionId};
+use towline_wire::lease::{LeaseError, Readers};
 use towline_wire::parts::Parts;
 use towline_wire::receipt::{Receipt, TransportKind};
 use towline_wire::ticket::{BlockTable, Ticket};
@@ -81,7 +84,49 @@ fn config(name: &AgentName, engine: u8, layout: String) -> AgentConfig {
         fingerprint: Fingerprint { rope: "base=10000".into(), layout, ..Fingerprint::default() },
         copy_threads: 1,
         tcp_streams: 1,
-        limits: Limits::default(),
+        // As often as can be, so that tests that wait for heartbeats are short.
+        limits: Limits { heartbeat: Duration::from_millis(10), ..Limits::default() },
+    }
+}
+
+pub(crate) type Beats = Mutex<Vec<Vec<LeaseId>>>;
+
+/// What an engine's keeper hears, with the heartbeats written down.
+struct Ear {
+    engine: Arc<dyn towline_fabric::Owner>,
+    beats: Arc<Beats>,
+}
+
+impl towline_fabric::Owner for Ear {
+    fn admit(
+        &self,
+        region: RegionId,
+        lease: Option<(LeaseId, Generation)>,
+        extents: &[Extent],
+    ) -> Result<(), Status> {
+        self.engine.admit(region, lease, extents)
+    }
+
+    fn handle_release(
+        &self,
+        peer: &Identity,
+        lease: LeaseId,
+        generation: Generation,
+    ) -> Result<(), LeaseError> {
+        self.engine.handle_release(peer, lease, generation)
+    }
+
+    fn handle_heartbeat(&self, peer: &Identity, leases: &[LeaseId]) {
+        self.engine.handle_heartbeat(peer, leases);
+        self.beats.lock().unwrap().push(leases.to_vec());
+    }
+
+    fn handle_notify(&self, peer: &Identity, payload: Vec<u8>) {
+        self.engine.handle_notify(peer, payload);
+    }
+
+    fn handle_peer_gone(&self, peer: &Identity) {
+        self.engine.handle_peer_gone(peer);
     }
 }
 
@@ -92,6 +137,8 @@ pub(crate) struct Owner {
     pub(crate) agents: Vec<Option<Agent>>,
     memories: Vec<Arc<Memory>>,
     regions: Vec<[Region; 2]>,
+    /// The leases that each heartbeat named, in the order of their coming.
+    pub(crate) beats: Arc<Beats>,
     expiry: Option<JoinHandle<()>>,
 }
 
@@ -122,8 +169,10 @@ impl Owner {
         let ranks = oracle.ranks.iter().zip(&fences).map(rank_memory);
         let keeper = Arc::new(Keeper::new(ranks.collect(), ttl));
         let (mut agents, mut lending, mut regions) = (vec![], vec![], vec![]);
+        let beats = Arc::<Beats>::default();
         for ((number, name), memory) in (0..).zip(names("p", memories.len())).zip(&memories) {
-            let agent = Agent::start(config(&name, 1, layout.describe()), keeper.owner(number)).unwrap();
+            let ear = Arc::new(Ear { engine: keeper.owner(number), beats: Arc::clone(&beats) });
+            let agent = Agent::start(config(&name, 1, layout.describe()), ear).unwrap();
             let options = |role, leased| RegionOptions { role, peer_writable: false, leased };
             let kv = agent.register(Arc::clone(memory), options(RegionRole::Kv, true)).unwrap();
             let slots = Arc::clone(&fences[number as usize]);
@@ -145,7 +194,7 @@ impl Owner {
             key: key(),
             audience: AUDIENCE.into(),
         };
-        Self { oracle, lender, agents, memories, regions, expiry }
+        Self { oracle, lender, agents, memories, regions, beats, expiry }
     }
 
     /// Stores the KV of some layers on every rank that has them.

@@ -3,21 +3,23 @@
 //! **Names are an interface**: dashboards and `towline up` read them, so they are tested as written. prometheus-client appends
 //! `_total` to counters itself, so counters are registered without it.
 //!
-//! Two kinds of numbers: what the front sees is counted as it happens; what engine, pool and handoff count themselves is
-//! copied when somebody asks ([`Metrics::render`]), so the hot paths know nothing of this registry.
+//! Two kinds of numbers: what the front sees is counted as it happens; what engine, pool, handoff and agent (`agent`)
+//! count themselves is copied when somebody asks ([`Metrics::render`]), so the hot paths know nothing of this registry.
+
+mod agent;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use axum::http::StatusCode;
 use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use towline_wire::receipt::Receipt;
+use towline_wire::receipt::{Receipt, TransportKind};
 
 use crate::engine::EngineStats;
 use crate::http::HandoffCounts;
@@ -213,6 +215,12 @@ impl Metrics {
         );
     }
 
+    /// The KV memory is made of pages of so many bytes, from now on among the numbers.
+    pub fn kv_pages(&mut self, bytes: u64) {
+        let help = "Bytes of a page of the KV memory";
+        self.registry.register("towline_kv_page_bytes", help, ConstGauge::new(bytes));
+    }
+
     /// A request ended.
     pub fn request(&self, endpoint: &'static str, outcome: Outcome) {
         self.requests.get_or_create(&Request { endpoint, outcome: outcome.as_str() }).inc();
@@ -242,14 +250,17 @@ impl Metrics {
         self.copied.pool(pool);
         if let Some(counts) = handoff {
             self.copied.handoff(counts);
-            for (transport, bytes) in &counts.bytes_served {
-                let labels = Direction { transport: transport.as_str(), direction: "out" };
-                store(&self.transfer_bytes.get_or_create(&labels), *bytes);
-            }
+            // Over shm the reader copies by itself, and only it can count.
+            let labels = Direction { transport: TransportKind::Tcp.as_str(), direction: "out" };
+            store(&self.transfer_bytes.get_or_create(&labels), counts.agent.tcp.bytes_served);
         }
+        let agent = handoff.map(|counts| agent::registry(&counts.agent));
         let mut text = String::new();
-        // Writing into a string does not fail.
-        _ = encode(&mut text, &self.registry);
+        for registry in std::iter::once(&self.registry).chain(&agent) {
+            // Writing into a string does not fail.
+            _ = encode_registry(&mut text, registry);
+        }
+        _ = encode_eof(&mut text);
         text
     }
 }
@@ -280,7 +291,7 @@ impl Copied {
         for (cause, count) in ended {
             store(&self.leases_ended.get_or_create(&Cause { cause }), count);
         }
-        store(&self.contract_violations, counts.contract_violations);
+        store(&self.contract_violations, counts.agent.contract_violations);
     }
 }
 
@@ -295,7 +306,10 @@ fn gauge(count: usize) -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use towline_wire::receipt::{Evidence, EvidenceClass, Op, RECEIPT_SCHEMA, Timings, TransportKind};
+    use std::collections::BTreeSet;
+
+    use towline_fabric::{AgentStats, TransportTraffic};
+    use towline_wire::receipt::{Evidence, EvidenceClass, Op, RECEIPT_SCHEMA, Timings};
 
     use super::*;
 
@@ -322,23 +336,29 @@ mod tests {
         }
     }
 
-    #[test]
-    fn names_are_exactly_as_published() {
-        let metrics = Metrics::new();
+    /// All numbers, with something of each family.
+    fn text() -> String {
+        let mut metrics = Metrics::new();
+        metrics.kv_pages(2 << 20);
         metrics.request("completions", Outcome::Ok);
         metrics.first_token(Duration::from_millis(30));
         metrics.pulled(&receipt());
         metrics.pull_failed("stalled");
         let engine = EngineStats { prompt_tokens_computed: 7, running: 2, ..EngineStats::default() };
         let pool = PoolStats { total: 9, free: 4, cached: 3, used: 2, ..PoolStats::default() };
+        let tcp = TransportTraffic { bytes_served: 64, ..TransportTraffic::default() };
         let counts = HandoffCounts {
             leases_held: 1,
             leases_expired: 5,
-            contract_violations: 2,
-            bytes_served: vec![(TransportKind::Tcp, 64)],
+            agent: AgentStats { contract_violations: 2, tcp, ..AgentStats::default() },
             ..HandoffCounts::default()
         };
-        let text = metrics.render(&engine, &pool, Some(&counts));
+        metrics.render(&engine, &pool, Some(&counts))
+    }
+
+    #[test]
+    fn names_are_exactly_as_published() {
+        let text = text();
         for line in [
             "towline_prompt_tokens_computed_total 7",
             "towline_prompt_tokens_cached_total 0",
@@ -347,6 +367,7 @@ mod tests {
             "towline_ttft_seconds_count 1",
             "towline_ttft_seconds_bucket{le=\"0.05\"} 1",
             "towline_kv_blocks{state=\"free\"} 4",
+            "towline_kv_page_bytes 2097152",
             "towline_kv_transfer_bytes_total{transport=\"shm\",direction=\"in\"} 4096",
             "towline_kv_transfer_bytes_total{transport=\"tcp\",direction=\"out\"} 64",
             "towline_contract_violations_total 2",
@@ -357,10 +378,42 @@ mod tests {
             "towline_leases_ended_total{cause=\"expired\"} 5",
             "towline_requests_running 2",
             "towline_requests_waiting 0",
+            "towline_agent_peers 0",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
         }
-        assert!(text.ends_with("# EOF\n"));
+    }
+
+    /// What OpenMetrics demands of the text as a whole; a scraper refuses all of it otherwise.
+    #[test]
+    fn families_are_declared_once_and_samples_follow_their_family() {
+        let text = text();
+        let mut families = BTreeSet::new();
+        let (mut family, mut kind) = ("", "");
+        for line in text.strip_suffix("# EOF\n").unwrap().lines() {
+            if let Some(words) = line.strip_prefix("# HELP ") {
+                family = words.split(' ').next().unwrap();
+                assert!(families.insert(family), "{family} is declared twice");
+            } else if let Some(words) = line.strip_prefix("# TYPE ") {
+                kind = words.strip_prefix(family).unwrap().trim();
+            } else {
+                let name = line.split(['{', ' ']).next().unwrap();
+                let endings = match kind {
+                    "counter" => ["_total"].as_slice(),
+                    "histogram" => ["_bucket", "_count", "_sum"].as_slice(),
+                    _ => [""].as_slice(),
+                };
+                let ending = name.strip_prefix(family).unwrap_or("?");
+                assert!(endings.contains(&ending), "{line} under {family}, a {kind}");
+            }
+        }
+        assert!(families.len() > 25 && families.iter().all(|name| name.starts_with("towline_")));
+    }
+
+    #[test]
+    fn a_worker_without_an_agent_has_no_numbers_of_one() {
+        let text = Metrics::new().render(&EngineStats::default(), &PoolStats::default(), None);
+        assert!(!text.contains("towline_agent_"), "{text}");
     }
 
     #[test]
