@@ -159,12 +159,12 @@ fn check(request: &TransferRequest, card: &AgentCard) -> Result<Cutter, Transfer
         return Err(TransferError::NotWritable { what: format!("the peer's region {remote_region}") });
     }
     if *op == Op::Read && !local.is_writable() {
-        return Err(TransferError::NotWritable { what: "the local memory, which is a peer's,".into() });
+        return Err(TransferError::NotWritable { what: "the local memory".into() });
     }
     if let Some(length) = notify.as_ref().map(Vec::len).filter(|length| *length > NOTIFY_BYTES_MAX) {
         return Err(TransferError::NotifyTooLong { length, max: NOTIFY_BYTES_MAX });
     }
-    local_blocks.validate(local.len()).map_err(|error| refuse("local", error))?;
+    local_blocks.validate(local.present()).map_err(|error| refuse("local", error))?;
     remote_blocks.validate(region.len_bytes).map_err(|error| refuse("remote", error))?;
     Ok(Cutter::new(local_blocks, remote_blocks)?)
 }

@@ -1,5 +1,7 @@
 //! What can go wrong with memory.
 
+use std::path::PathBuf;
+
 use thiserror::Error;
 
 use super::REGION_BYTES_MAX;
@@ -35,6 +37,34 @@ pub enum RegisterError {
         /// Its error.
         errno: rustix::io::Errno,
     },
+    /// The file can't be used; the kernel says why.
+    #[error("{step} of {} failed: {errno}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The system call.
+        step: &'static str,
+        /// Its error.
+        errno: rustix::io::Errno,
+    },
+    /// Name a regular file: folders, pipes and devices are no memory.
+    #[error("{} is no regular file", path.display())]
+    NotAFile {
+        /// What was named.
+        path: PathBuf,
+    },
+    /// Ask for less, or make the file longer first.
+    #[error("{} has {found} bytes, which are not {len} from {offset} on", path.display())]
+    FileEnds {
+        /// The file.
+        path: PathBuf,
+        /// Where the memory was to begin.
+        offset: u64,
+        /// Bytes asked for.
+        len: u64,
+        /// Bytes of the file.
+        found: u64,
+    },
     /// No such bytes can be in this process: the pointer or the length is wrong.
     #[error("{len} bytes from that address pass the end of the address space")]
     Wraps {
@@ -69,7 +99,7 @@ pub enum RegisterError {
     },
 }
 
-/// A range that leaves the memory, or a write to a peer's.
+/// A range that leaves the memory, or a write to one that takes none.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{len} bytes at {offset} are outside a {} memory of {memory_len} bytes", if *writable { "writable" } else { "read-only" })]
 pub struct RangeError {
@@ -77,7 +107,7 @@ pub struct RangeError {
     pub offset: u64,
     /// Bytes asked for.
     pub len: u64,
-    /// Bytes there are.
+    /// Bytes there are; of a file, now.
     pub memory_len: u64,
     /// Whether writes are allowed at all.
     pub writable: bool,

@@ -13,12 +13,15 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use super::file::MappedFile;
 use super::{Access, Backing, Memory, NONCE_BYTES, Nonce, RegisterError, fresh_nonce, size_of};
 
 /// What a foreign memory keeps.
 pub(super) struct Foreign {
     // Before the guard: fields are dropped in this order.
     mark: Mark,
+    /// Of memory that is a file's.
+    pub(super) file: Option<Arc<MappedFile>>,
     _guard: Arc<dyn Any + Send + Sync>,
 }
 
@@ -42,7 +45,8 @@ impl Memory {
     ///
     /// # Safety
     /// Until `guard` is dropped:
-    /// - the bytes are mapped in this process, readable and writable, and stay where they are;
+    /// - the bytes are mapped in this process, readable and writable, and stay where they are; so a file that they are
+    ///   mapped from isn't cut short ([`Memory::open_file`] does without that promise);
     /// - no reference (`&`, `&mut`) to any of them is used while a transfer or a peer may touch it. Other code that reads
     ///   or writes them meanwhile goes through raw pointers or atomics, or is not Rust, and takes torn bytes for what
     ///   they are: fences and digests tell.
@@ -61,7 +65,7 @@ impl Memory {
         }
         let failed = |errno| RegisterError::Allocate { len, step: "getrandom", errno };
         let nonce = fresh_nonce().map_err(failed)?;
-        let backing = Backing::Foreign(Foreign { mark: Mark::new(nonce), _guard: guard });
+        let backing = Backing::Foreign(Foreign { mark: Mark::new(nonce), file: None, _guard: guard });
         Ok(Self { base, len: size, writable: true, access, nonce, backing })
     }
 }

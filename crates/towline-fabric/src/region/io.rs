@@ -25,6 +25,8 @@ pub(crate) struct Payload {
     into_extent: u64,
     left: u64,
     moved: u64,
+    /// What was received already could not be put in its place: it is lost, and nothing may follow it.
+    broken: bool,
 }
 
 impl Payload {
@@ -54,7 +56,7 @@ impl Payload {
             touches
         });
         let left = extents.iter().map(|extent| extent.len).sum();
-        Self { memory, extents, index: 0, into_extent: 0, left, moved: 0 }
+        Self { memory, extents, index: 0, into_extent: 0, left, moved: 0, broken: false }
     }
 
     /// Whether every byte has moved.
@@ -72,6 +74,9 @@ impl Payload {
     /// # Errors
     /// The kernel's, `WouldBlock` included.
     pub(crate) fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<u64> {
+        if self.broken {
+            return Err(io::Error::from_raw_os_error(libc::EFAULT));
+        }
         let mut pieces = [EMPTY; PIECES];
         let mut message = self.gather(&mut pieces);
         // SAFETY: the message points to `pieces`, and those into the mapping, which `self.memory` keeps; the
@@ -87,7 +92,9 @@ impl Payload {
             let here = usize::try_from(extent.len - self.into_extent).unwrap_or(usize::MAX);
             let piece = &received[taken..][..here.min(received.len() - taken)];
             if self.memory.write_from(extent.offset + self.into_extent, piece).is_err() {
-                break; // the constructor checked every extent
+                // The constructor checked every extent, so it is a file's that was cut short since.
+                self.broken = true;
+                break;
             }
             taken += piece.len();
             self.advance_by(piece.len() as u64);
@@ -215,6 +222,22 @@ mod tests {
         let mut back = vec![0; sent.len()];
         far.read_exact(&mut back).unwrap();
         assert_eq!(back, sent);
+    }
+
+    #[test]
+    fn a_payload_for_a_file_that_was_cut_short_is_an_error_and_never_out_of_order() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(8192).unwrap();
+        let memory = Memory::open_file(file.path(), 0, 8192, crate::Access::PeersWrite).unwrap();
+        let mut payload = Payload::incoming(Arc::new(memory), extents(&[(0, 8192)])).unwrap();
+        assert_eq!(payload.take(&[1; 100]), 100);
+        // The rest of the first page is still mapped, and would take what the socket has.
+        file.as_file().set_len(100).unwrap();
+        assert_eq!(payload.take(&[2; 100]), 0);
+        let (mut far, near) = UnixStream::pair().unwrap();
+        far.write_all(&[3; 100]).unwrap();
+        assert_eq!(payload.receive(near.as_fd()).unwrap_err().raw_os_error(), Some(libc::EFAULT));
+        assert!(!payload.is_complete() && payload.moved() == 100);
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! Memory that peers may address.
 //!
-//! [`Memory`] is the bytes. Registering it with an agent makes it a region. It is of one of two kinds:
+//! [`Memory`] is the bytes. Registering it with an agent makes it a region. It is of one of these kinds:
 //! - *own*: an anonymous file (`memfd`) that is allocated, sealed against resizing and mapped, so that a peer on the same
 //!   host can map it too and trust its size (`mapping.rs`; `pages.rs` says with which pages);
 //! - *foreign*: a pointer and a length into memory that somebody else made, an engine's own buffer (`foreign.rs`). It has
-//!   no file; peers of the same host have the kernel copy it between the two processes (`process/`).
+//!   no file; peers of the same host have the kernel copy it between the two processes (`process/`);
+//! - a *file's*: a part of a file, mapped; to peers it is foreign (`file.rs`).
 //!
 //! **Concurrency.** A transfer may write a range while the owner reads another, and a peer process may write into a
 //! region made for it. No safe slice of the memory is therefore ever handed out: safe access copies, through
@@ -21,6 +22,7 @@
 
 mod copy;
 mod error;
+mod file;
 mod foreign;
 mod io;
 mod mapping;
@@ -41,6 +43,7 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use file::MappedFile;
 use foreign::Foreign;
 use mapping::Mapping;
 
@@ -119,7 +122,7 @@ impl Memory {
         self.access
     }
 
-    /// Whether it takes writes from here: always but for a peer's that was not made for them.
+    /// Whether it takes writes from here: always but for a peer's that was not made for them, and a file opened for reading.
     pub fn is_writable(&self) -> bool {
         self.writable
     }
@@ -163,6 +166,23 @@ impl Memory {
         }
     }
 
+    /// Whether it is a part of a file: its pages may go at any time, and only the kernel may touch them.
+    pub(crate) fn is_file(&self) -> bool {
+        self.file().is_some()
+    }
+
+    /// Bytes that are there now: all, but for a file that was cut short.
+    pub(crate) fn present(&self) -> u64 {
+        self.file().map_or(self.len(), |file| file.present())
+    }
+
+    fn file(&self) -> Option<&MappedFile> {
+        match &self.backing {
+            Backing::Foreign(foreign) => foreign.file.as_deref(),
+            Backing::Own(_) | Backing::Peer(_) => None,
+        }
+    }
+
     fn mapping(&self) -> Option<&Mapping> {
         match &self.backing {
             Backing::Own(mapping) | Backing::Peer(mapping) => Some(mapping),
@@ -190,6 +210,11 @@ impl Memory {
     /// [`RangeError`] when the range leaves the memory.
     pub fn read_into(&self, offset: u64, into: &mut [u8]) -> Result<(), RangeError> {
         let start = self.check(offset, into.len() as u64)?;
+        if let Some(file) = self.file() {
+            // SAFETY: `into` is exclusive.
+            let read = unsafe { file.read(offset, into.as_mut_ptr(), into.len()) };
+            return read.map_err(|_| self.outside(offset, into.len() as u64));
+        }
         // SAFETY: `check` keeps the range inside the memory.
         let source = unsafe { self.base.add(start) };
         // SAFETY: source is valid for the length (above), `into` is exclusive and does not overlap the mapping.
@@ -203,6 +228,11 @@ impl Memory {
     /// [`RangeError`] when the range leaves the memory or the memory is a peer's, mapped for reading.
     pub fn write_from(&self, offset: u64, from: &[u8]) -> Result<(), RangeError> {
         let start = self.check_writable(offset, from.len() as u64)?;
+        if let Some(file) = self.file() {
+            // SAFETY: `from` is a slice.
+            let written = unsafe { file.write(offset, from.as_ptr(), from.len()) };
+            return written.map_err(|_| self.outside(offset, from.len() as u64));
+        }
         // SAFETY: `check_writable` keeps the range inside the memory.
         let target = unsafe { self.base.add(start) };
         // SAFETY: target is valid for writes of the length (above); `from` is a slice elsewhere.
@@ -227,17 +257,27 @@ impl Memory {
         let target = unsafe { self.base.add(target) };
         // SAFETY: checked above.
         let start = unsafe { source.base.add(start) };
+        let size = usize::try_from(len).unwrap_or(usize::MAX);
+        if let Some(file) = self.file() {
+            // SAFETY: checked above.
+            let written = unsafe { file.write(offset, start.as_ptr(), size) };
+            return written.map_err(|_| self.outside(offset, len));
+        }
+        if let Some(file) = source.file() {
+            // SAFETY: checked above.
+            let read = unsafe { file.read(source_offset, target.as_ptr(), size) };
+            return read.map_err(|_| source.outside(source_offset, len));
+        }
         // SAFETY: both ranges are inside their mappings; `copy` allows overlap, should both be the same memory.
-        unsafe {
-            std::ptr::copy(start.as_ptr(), target.as_ptr(), usize::try_from(len).unwrap_or(usize::MAX))
-        };
+        unsafe { std::ptr::copy(start.as_ptr(), target.as_ptr(), size) };
         Ok(())
     }
 
     /// An aligned u64, read at once and before everything after it.
     ///
     /// # Errors
-    /// [`RangeError`] when the range leaves the memory or starts at no multiple of 8 (of `offset`, where the memory is own).
+    /// [`RangeError`] when the range leaves the memory or starts at no multiple of 8 (of `offset`, where the memory is own),
+    /// and of a file's always.
     pub fn load_u64(&self, offset: u64) -> Result<u64, RangeError> {
         Ok(self.atomic(offset)?.load(Ordering::Acquire))
     }
@@ -258,8 +298,9 @@ impl Memory {
     /// [`RangeError`] when the range leaves the memory.
     ///
     /// # Safety
-    /// While the slice lives nothing may write the range: no transfer, no peer, no other thread. An engine gets this
-    /// from its block table: a block is written by its sequence alone until it is full, and never after.
+    /// While the slice lives nothing may write the range: no transfer, no peer, no other thread; and a file's may not be
+    /// cut short. An engine gets this from its block table: a block is written by its sequence alone until it is full, and
+    /// never after.
     pub unsafe fn bytes(&self, range: Range<u64>) -> Result<&[u8], RangeError> {
         let len = range.end.saturating_sub(range.start);
         let start = self.check(range.start, len)?;
@@ -273,7 +314,7 @@ impl Memory {
         let start = self.check(offset, 8)?;
         // SAFETY: checked above.
         let at = unsafe { self.base.add(start) };
-        if !at.cast::<AtomicU64>().is_aligned() {
+        if !at.cast::<AtomicU64>().is_aligned() || self.is_file() {
             return Err(self.outside(offset, 8));
         }
         // SAFETY: inside the memory and aligned; every access to fence slots is atomic.
@@ -286,7 +327,7 @@ impl Memory {
     }
 
     fn check(&self, offset: u64, len: u64) -> Result<usize, RangeError> {
-        let inside = offset.checked_add(len).is_some_and(|end| end <= self.len());
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.present());
         if inside {
             usize::try_from(offset).map_err(|_| self.outside(offset, len))
         } else {
@@ -295,7 +336,7 @@ impl Memory {
     }
 
     fn outside(&self, offset: u64, len: u64) -> RangeError {
-        RangeError { offset, len, memory_len: self.len(), writable: self.writable }
+        RangeError { offset, len, memory_len: self.present(), writable: self.writable }
     }
 }
 

@@ -11,6 +11,7 @@ mod connect;
 mod contract;
 mod drain;
 mod faults;
+mod file;
 mod foreign;
 mod idle;
 mod lazy;

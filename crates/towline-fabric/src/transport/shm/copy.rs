@@ -11,13 +11,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use towline_wire::blocks::Run;
 use towline_wire::frame::Status;
 use towline_wire::receipt::Op;
 
 use super::foreign::Foreign;
 use super::{CMA_RAIL, MAPPING_RAIL};
 use crate::io::Spin;
-use crate::region::{Memory, Piece, Stores};
+use crate::region::{Memory, Piece, RangeError, Stores};
 use crate::transport::{Moved, PathError, Slice};
 
 /// Slices up to this are copied by whoever posts them: about 10 µs, twice what handing over costs.
@@ -79,6 +80,8 @@ impl Work {
             if self.slice.part_of_bytes() < STREAM_BYTES { Stores::Cached } else { Stores::Streaming };
         let runs = self.slice.runs().iter();
         let copied = match self.slice.op() {
+            // The kernel copies, as pages of a file may be gone.
+            op if local.is_file() => runs.map(|run| copy_run(op, run, (local, remote))).sum(),
             Op::Read => {
                 let pieces = runs.map(|run| Piece { to: run.local, from: run.remote, len: run.len });
                 local.copy_pieces(remote, pieces, stores)
@@ -90,6 +93,15 @@ impl Work {
         };
         copied.map_err(|_| PathError::Refused(Status::OutOfRange))
     }
+}
+
+/// Copies one run; gives its bytes.
+fn copy_run(op: Op, run: &Run, (local, remote): (&Memory, &Memory)) -> Result<u64, RangeError> {
+    match op {
+        Op::Read => local.copy_from(run.local, remote, run.remote, run.len),
+        Op::Write => remote.copy_from(run.remote, local, run.local, run.len),
+    }
+    .map(|()| run.len)
 }
 
 /// The copy threads of an agent and their queue, which the agent's bound on transfers bounds.
