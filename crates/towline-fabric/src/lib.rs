@@ -9,7 +9,8 @@
 //! printing; no knowledge of models, tokens or HTTP. `unsafe` lives in `region/` alone. An idle agent uses no CPU.
 //!
 //! **Threads.** `towline-io` waits for control sessions and deadlines; it and `towline-io-N` share the data streams;
-//! `towline-copy-N` copy over shared memory; `towline-linger` waits, when an agent stops, for who still reads foreign memory. Callbacks of [`Owner`] run on the io threads.
+//! `towline-copy-N` copy over shared memory; `towline-linger` waits, when an agent stops, for who still reads foreign memory;
+//! `towline-lines` writes a record of transfers, if one is wanted. Callbacks of [`Owner`] run on the io threads.
 //!
 //! **Words.**
 //! - *transport*: a way to move bytes; *path*: one peer over one transport.
@@ -27,6 +28,7 @@ mod io;
 mod pending;
 pub mod region;
 mod sync;
+mod telemetry;
 pub mod transport;
 
 pub use agent::{
@@ -37,3 +39,4 @@ pub use agent::{
 pub use error::{ConnectError, ControlError, Reasons, StartError, TransferError};
 pub use pending::Pending;
 pub use region::{Access, Memory, MemoryOptions, Pages, RangeError, RegisterError};
+pub use telemetry::{EndedTransfer, JsonLines, JsonLinesStats, Telemetry};

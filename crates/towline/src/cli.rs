@@ -150,6 +150,9 @@ pub(crate) struct WorkerArgs {
     /// Name of this worker in receipts and logs; without it, its role and random digits
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
+    /// File to which a line of JSON is appended for each transfer of KV that this worker asked for: receipt or error
+    #[arg(long, value_name = "FILE")]
+    pub(crate) transfer_log: Option<PathBuf>,
     /// Most requests under way, waiting ones included; more are answered 503
     #[arg(long, value_name = "N", default_value = "256", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_requests: u32,

@@ -5,6 +5,7 @@
 
 use std::io::IsTerminal;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -12,7 +13,7 @@ use clap::ArgMatches;
 use clap::parser::ValueSource;
 use indicatif::ProgressDrawTarget;
 use serde_json::json;
-use towline_fabric::ShmConfig;
+use towline_fabric::{JsonLines, ShmConfig, Telemetry};
 use towline_wire::auth::ClusterKey;
 use towline_wire::contract::{self, Contract, Requirement};
 use towline_wire::digest::DigestMode;
@@ -46,7 +47,7 @@ async fn serve(format: Format, args: WorkerArgs, key: ClusterKey) -> Result<()> 
     let drain = Duration::from_secs(args.stop.drain_seconds);
     let token = stop::watch(args.stop.stop_with_parent)?;
     let model = args.engine.model.clone();
-    let config = config(args, key);
+    let config = WorkerConfig { telemetry: telemetry(args.transfer_log.as_deref())?, ..config(args, key) };
     let start = tokio::task::spawn_blocking(move || Worker::start(config, progress_to(format)));
     let worker = tokio::select! {
         started = start => started
@@ -111,6 +112,14 @@ fn config(args: WorkerArgs, key: ClusterKey) -> WorkerConfig {
         },
         ..defaults
     }
+}
+
+/// The record of transfers, if one is wanted.
+fn telemetry(file: Option<&Path>) -> Result<Option<Arc<dyn Telemetry>>> {
+    let Some(file) = file else { return Ok(None) };
+    let lines = JsonLines::append(file);
+    let lines = lines.with_context(|| format!("can't write the transfer log {}", file.display()))?;
+    Ok(Some(Arc::new(lines)))
 }
 
 fn contract(args: ContractArgs) -> Contract {

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use towline_wire::auth::{ClusterKey, Identity};
@@ -13,6 +14,8 @@ use towline_wire::frame::Status;
 use towline_wire::id::{AgentName, BootEpoch, EngineId, Generation, LeaseId, RegionId};
 use towline_wire::lease::LeaseError;
 use towline_wire::receipt::TransportKind;
+
+use crate::telemetry::Telemetry;
 
 /// Where agents of one host find each other's shared memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -89,6 +92,8 @@ pub struct AgentConfig {
     pub tcp_streams: usize,
     /// Bounds.
     pub limits: Limits,
+    /// Who is told what each transfer came to.
+    pub telemetry: Option<Arc<dyn Telemetry>>,
 }
 
 /// What a region is for.

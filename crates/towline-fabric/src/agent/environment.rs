@@ -18,6 +18,7 @@ use super::region::Regions;
 use super::stats::Counters;
 use crate::control::Subscribers;
 use crate::io::Io;
+use crate::telemetry::Telemetry;
 use crate::transport::shm::Copiers;
 
 /// One agent's identity, books and threads.
@@ -27,6 +28,7 @@ pub(crate) struct Environment {
     pub(crate) limits: Limits,
     pub(crate) shm: ShmConfig,
     pub(crate) tcp: bool,
+    pub(crate) telemetry: Option<Arc<dyn Telemetry>>,
     pub(crate) owner: Arc<dyn Owner>,
     /// Control sessions, deadlines, listeners, and the first lane.
     pub(crate) io: Arc<Io>,
@@ -60,6 +62,7 @@ impl Environment {
             limits: config.limits,
             shm: config.shm,
             tcp: config.tcp,
+            telemetry: config.telemetry,
             owner,
             more_lanes,
             next_lane: AtomicUsize::new(0),

@@ -31,6 +31,7 @@ use crate::error::TransferError;
 use crate::io::{Timed, TimerKey};
 use crate::pending::{Completer, Pending, pending};
 use crate::region::Memory;
+use crate::telemetry::EndedTransfer;
 use crate::transport::{Moved, PathError, Slice, SliceParts, SliceSink};
 
 /// Slices of one transfer in flight: 16 MiB, more than what any path here holds between request and reply, and what
@@ -203,6 +204,7 @@ impl Job {
     fn end(&self, mut state: MutexGuard<'_, State>, error: TransferError) {
         state.ended = true;
         self.wanted.store(false, Ordering::Release);
+        let moved = state.moved();
         self.peer.environment.counters.transfers_failed.fetch_add(1, Ordering::Relaxed);
         if state.outstanding == 0 && !state.pumping {
             // Released before the caller is told.
@@ -212,7 +214,7 @@ impl Job {
             drop(state);
         }
         self.peer.conclude(self.plan.op, None);
-        self.outcome.complete(Err(error));
+        self.complete(moved, Err(error));
     }
 
     /// Everything outstanding has come back.
@@ -222,7 +224,8 @@ impl Job {
             return;
         }
         state.ended = true;
-        let outcome = self.judge(&state);
+        let moved = state.moved();
+        let outcome = self.judge(&state, moved);
         self.release(state);
         let outcome = outcome.and_then(|receipt| self.notify().map(|()| receipt));
         self.peer.conclude(self.plan.op, outcome.as_ref().ok().map(|receipt| receipt.rails.as_slice()));
@@ -233,6 +236,30 @@ impl Job {
         let counters = &self.peer.environment.counters;
         let counter = if outcome.is_ok() { &counters.transfers_done } else { &counters.transfers_failed };
         counter.fetch_add(1, Ordering::Relaxed);
+        self.complete(moved, outcome);
+    }
+
+    /// Tells who keeps a record, if anybody does, and then the caller.
+    fn complete(&self, moved_bytes: u64, outcome: Outcome) {
+        let (plan, peer) = (&self.plan, &self.peer);
+        if let Some(telemetry) = &peer.environment.telemetry {
+            let seconds = match &outcome {
+                Ok(receipt) => receipt.seconds,
+                Err(_) => (plan.prepare + self.started.elapsed()).as_secs_f64(),
+            };
+            telemetry.handle_transfer(EndedTransfer {
+                op: plan.op,
+                local_agent: peer.environment.identity.agent.clone(),
+                remote_agent: peer.session.card.agent.clone(),
+                region: plan.region,
+                lease: plan.lease.map(|(lease, _)| lease),
+                transport: Some(peer.transport),
+                bytes: plan.bytes,
+                moved_bytes,
+                seconds,
+                outcome: outcome.clone(),
+            });
+        }
         self.outcome.complete(outcome);
     }
 
@@ -253,9 +280,8 @@ impl Job {
         sent.map_err(|error| self.peer.lost(&error.to_string()))
     }
 
-    fn judge(&self, state: &State) -> Outcome {
+    fn judge(&self, state: &State, moved: u64) -> Outcome {
         let (plan, peer) = (&self.plan, &self.peer);
-        let moved = state.moved();
         if moved != plan.bytes {
             return Err(TransferError::Miscounted { asked: plan.bytes, counted: moved });
         }
@@ -306,9 +332,9 @@ impl Job {
         match (refused, self.plan.lease) {
             (Status::LeaseExpired, Some((lease, _))) => TransferError::Expired { lease },
             (Status::LeaseExpired | Status::LeaseRequired, _) => TransferError::LeaseRequired { region },
-            (Status::OutOfRange, _) => {
-                TransferError::OutOfRange { detail: format!("the owner of region {region} says so") }
-            }
+            (Status::OutOfRange, _) => TransferError::OutOfRange {
+                detail: format!("found when region {region} was read or written"),
+            },
             (Status::NotWritable, _) => {
                 TransferError::NotWritable { what: format!("the peer's region {region}") }
             }

@@ -17,6 +17,7 @@ use super::stats::Seat;
 use crate::error::{ConnectError, TransferError};
 use crate::io::{Timed, TimerKey};
 use crate::pending::{Completer, Pending, pending};
+use crate::telemetry::EndedTransfer;
 
 /// A transfer that was posted; dropping it cancels it.
 pub(super) struct Posted {
@@ -102,7 +103,7 @@ impl Waiting {
             .and_then(|connection| self.post(&connection, held));
         match &posted {
             Ok(posted) => self.lock().job = Arc::downgrade(&posted.job),
-            Err(_) => self.count_failure(),
+            Err(error) => self.handle_failure(error),
         }
         self.outcome.complete(posted);
     }
@@ -119,7 +120,7 @@ impl Waiting {
         let Some(held) = self.take() else { return false };
         // Given back before the caller is told.
         drop(held);
-        self.count_failure();
+        self.handle_failure(&error);
         self.outcome.complete(Err(error));
         true
     }
@@ -138,8 +139,23 @@ impl Waiting {
         state.held.take()
     }
 
-    fn count_failure(&self) {
-        self.peer.environment.counters.transfers_failed.fetch_add(1, Ordering::Relaxed);
+    /// Counts it, and tells who keeps a record.
+    fn handle_failure(&self, error: &TransferError) {
+        let (environment, plan) = (&self.peer.environment, &self.plan);
+        environment.counters.transfers_failed.fetch_add(1, Ordering::Relaxed);
+        let Some(telemetry) = &environment.telemetry else { return };
+        telemetry.handle_transfer(EndedTransfer {
+            op: plan.op,
+            local_agent: environment.identity.agent.clone(),
+            remote_agent: self.peer.view.card().agent.clone(),
+            region: plan.region,
+            lease: plan.lease.map(|(lease, _)| lease),
+            transport: None,
+            bytes: plan.bytes,
+            moved_bytes: 0,
+            seconds: (plan.prepare + self.started.elapsed()).as_secs_f64(),
+            outcome: Err(error.clone()),
+        });
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -1,7 +1,7 @@
 //! A pair that turns out slower than its contract: refused, or marked.
 
 use towline_fabric::{ConnectError, ConnectOptions, RegionOptions, TransferError};
-use towline_wire::contract::{Contract, OnViolation};
+use towline_wire::contract::{Contract, OnViolation, Requirement};
 use towline_wire::receipt::Op;
 
 use crate::support::*;
@@ -64,5 +64,19 @@ fn under_an_alarm_a_slow_pair_goes_on_and_each_receipt_says_so() {
         assert_eq!((totals.transfers, totals.failed, totals.bytes_read), (5, 0, 5 * BYTES));
         assert_eq!(totals.rails.iter().map(|rail| rail.bytes).sum::<u64>(), 5 * BYTES);
         assert!(!totals.busy.is_zero());
+    }
+}
+
+/// No memory of a device can be made or wrapped here, so what is left to refuse is the path to it.
+#[test]
+fn the_built_in_transports_reach_no_device_and_say_so() {
+    let (owner, _) = start(config("owner"));
+    let (reader, _) = start(config("reader"));
+    for kind in KINDS {
+        let found = reader.transports().into_iter().find(|status| status.kind == kind).unwrap();
+        assert!(!found.available.unwrap().device_memory, "{kind}");
+        let contract = Contract { require: Requirement::GpuDirect, ..Contract::default() };
+        let refused = wait(reader.connect(owner.address(), ConnectOptions { contract, ..only(kind) }));
+        assert!(matches!(refused, Err(ConnectError::ContractViolation(_))), "{kind}: {refused:?}");
     }
 }

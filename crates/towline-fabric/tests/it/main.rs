@@ -26,3 +26,4 @@ mod skips;
 mod strangers;
 mod streams;
 mod support;
+mod telemetry;

@@ -151,6 +151,7 @@ pub(crate) fn config(agent: &str) -> AgentConfig {
         copy_threads: 2,
         tcp_streams: 2,
         limits: Limits::default(),
+        telemetry: None,
     }
 }
 

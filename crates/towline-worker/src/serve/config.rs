@@ -2,9 +2,10 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use towline_fabric::{ShmConfig, TransportChoice};
+use towline_fabric::{ShmConfig, Telemetry, TransportChoice};
 use towline_wire::auth::ClusterKey;
 use towline_wire::contract::Contract;
 use towline_wire::digest::DigestMode;
@@ -89,6 +90,8 @@ pub struct WorkerConfig {
     pub lease: Duration,
     /// How long a pull may take, connecting included. Default 10 s.
     pub pull_deadline: Duration,
+    /// Who is told what each transfer of KV came to. Default: nobody.
+    pub telemetry: Option<Arc<dyn Telemetry>>,
     /// Temperature of requests that give none. Default 1, as OpenAI's; small models talk better sense near 0.2.
     pub temperature: f32,
     /// `top_p` of requests that give none. Default 1.
@@ -127,6 +130,7 @@ impl WorkerConfig {
             digest: DigestMode::default(),
             lease: Duration::from_secs(30),
             pull_deadline: Duration::from_secs(10),
+            telemetry: None,
             temperature: 1.0,
             top_p: 1.0,
             limits: HttpLimits::default(),

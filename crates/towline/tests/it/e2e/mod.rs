@@ -11,4 +11,5 @@ mod http;
 mod lifecycle;
 mod midway;
 mod real_model;
+mod transfers;
 mod valve;
