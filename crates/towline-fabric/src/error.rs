@@ -60,12 +60,12 @@ impl std::fmt::Display for Reasons {
 #[derive(Clone, Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// Nothing answers there, or it hung up; it may be starting, or gone.
+    /// Nothing answers there, or it hung up, before its path opened or while it did; it may be starting, or gone.
     #[error("{address} cannot be reached: {reason}")]
     Unreachable {
         /// The address dialled.
         address: String,
-        /// The kernel's reason.
+        /// The kernel's reason; while the path opened, that of each transport tried or ruled out.
         reason: String,
     },
     /// The other side is no agent of this cluster: compare keys and releases.
@@ -111,7 +111,7 @@ pub enum ConnectError {
     /// A carried card that is not taken: altered, cut short, ended, of another version or cluster. Get a fresh one.
     #[error(transparent)]
     CarriedCard(#[from] CarriedCardError),
-    /// No transport reaches the peer; each reason is listed.
+    /// No transport is fit for the peer, which is there; each reason is listed.
     #[error("no transport reaches the peer: {reasons}")]
     NoTransport {
         /// Each transport tried or ruled out.

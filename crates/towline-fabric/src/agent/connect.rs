@@ -5,6 +5,10 @@
 //! ```
 //! Every step runs on the io thread as a callback of the one before; only names, which the C library resolves
 //! blockingly, get a short-lived thread. One timer ends it all at the deadline.
+//!
+//! While the path opens, several threads may notice that something is wrong, in any order. What the caller is told goes by
+//! rank, not by who was first: past the deadline it is the deadline; else, once the last transport has said no, that the peer
+//! was lost, if the control session has ended or any transport lost it; else that no transport is fit.
 
 use std::collections::VecDeque;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -18,7 +22,7 @@ use towline_wire::receipt::TransportKind;
 
 use super::TransportStatus;
 use super::config::{ConnectOptions, TransportChoice};
-use super::connection::{PathWatch, PeerShared, PeerState, Session};
+use super::connection::{PathWatch, PeerShared, PeerState, Session, Side};
 use super::environment::Environment;
 use super::follow::FollowingPath;
 use super::pair::Pair;
@@ -111,6 +115,19 @@ struct Opened {
     watch: Arc<PathWatch>,
 }
 
+/// What came of the transports that were tried.
+struct Tried {
+    passed_over: RuledOut,
+    /// Whether one was fit, and lost the peer.
+    lost: bool,
+}
+
+impl Tried {
+    fn none(route: &Route) -> Self {
+        Self { passed_over: route.ruled_out.clone(), lost: false }
+    }
+}
+
 /// Takes the outcome of a dial, and where the peer's card is kept.
 pub(super) type Done = Box<dyn FnOnce(Result<(Arc<PeerShared>, Arc<View>), ConnectError>) + Send>;
 
@@ -142,7 +159,7 @@ pub(super) fn reopen(
     done: Done,
 ) {
     let dial = Dial::start(environment, (route.clone(), Some(known.clone())), None, done);
-    dial.try_transport((session, known.view), 0, route.ruled_out.clone());
+    dial.try_transport((session, known.view), 0, Tried::none(route));
 }
 
 impl Dial {
@@ -220,7 +237,7 @@ impl Dial {
             Ok((card, view)) => {
                 state.introduce(&link, &view);
                 let session = Arc::new(Session { card, socket, link, state, _seat: seat });
-                self.try_transport((session, view), 0, self.route.ruled_out.clone());
+                self.try_transport((session, view), 0, Tried::none(&self.route));
             }
             Err(error) => {
                 // The place is free before the caller is told.
@@ -250,16 +267,13 @@ impl Dial {
         self: &Arc<Self>,
         (session, view): (Arc<Session>, Arc<View>),
         index: usize,
-        mut passed_over: RuledOut,
+        mut tried: Tried,
     ) {
         if self.is_done() {
             return;
         }
-        let Some(transport) = self.route.candidates.get(index).cloned() else {
-            // Its place is free before the caller is told.
-            drop(session);
-            return self.fail(ConnectError::NoTransport { reasons: Reasons(passed_over) });
-        };
+        let next = self.route.candidates.get(index).filter(|_| !self.is_late());
+        let Some(transport) = next.cloned() else { return self.give_up(session, tried) };
         session.state.open();
         let watch = PathWatch::new(&session.state);
         let events = Arc::<PathWatch>::clone(&watch);
@@ -272,19 +286,39 @@ impl Dial {
                 let follows =
                     follower.map(|transport| FollowingPath::new(&transport, address, Arc::clone(&path)));
                 let path = Opened { transport: kind, path, follows, watch };
-                dial.finish((session, view), path, Reasons(passed_over));
+                dial.finish((session, view), path, tried);
             }
             Err(error) => {
                 let reason = error.to_string();
                 tracing::info!(peer = %session.card.agent, transport = %kind, reason, "transport passed over");
-                passed_over.push((kind, reason));
-                dial.try_transport((session, view), index + 1, passed_over);
+                tried.lost |= matches!(error, PathError::Down(_));
+                tried.passed_over.push((kind, reason));
+                dial.try_transport((session, view), index + 1, tried);
             }
         };
         transport.connect(&peer, Box::new(opened));
     }
 
-    fn finish(&self, met: (Arc<Session>, Arc<View>), opened: Opened, passed_over: Reasons) {
+    /// Ends it without a path.
+    fn give_up(&self, session: Arc<Session>, tried: Tried) {
+        let (reasons, ended) = (Reasons(tried.passed_over), ended(&session));
+        // Its place is free before the caller is told.
+        drop(session);
+        if self.is_late() {
+            return self.handle_deadline();
+        }
+        if ended.is_none() && !tried.lost {
+            return self.fail(ConnectError::NoTransport { reasons });
+        }
+        let control = ended.map(|why| format!("control: {why}; ")).unwrap_or_default();
+        self.fail(self.unreachable(&format!("lost while its path opened: {control}{reasons}")));
+    }
+
+    fn finish(&self, met: (Arc<Session>, Arc<View>), opened: Opened, tried: Tried) {
+        if ended(&met.0).is_some() {
+            opened.path.close();
+            return self.give_up(met.0, tried);
+        }
         let contract = &self.route.options.contract;
         let violation = contract.admits(opened.transport, &opened.path.evidence()).err();
         if let Some(violation) = &violation {
@@ -297,7 +331,7 @@ impl Dial {
             }
         }
         match self.take_done() {
-            Some(done) => self.deliver(met, (opened, passed_over), violation, done),
+            Some(done) => self.deliver(met, (opened, Reasons(tried.passed_over)), violation, done),
             None => opened.path.close(),
         }
     }
@@ -336,6 +370,12 @@ impl Dial {
         done(Ok((connection, view)));
     }
 
+    /// Whether the deadline has passed. The timer that says so may be late: a transport that gave up at the same deadline, on
+    /// another thread, is then first.
+    fn is_late(&self) -> bool {
+        Instant::now() >= self.until
+    }
+
     fn is_done(&self) -> bool {
         self.done.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
@@ -369,6 +409,11 @@ impl Dial {
     fn unreachable(&self, reason: &dyn ToString) -> ConnectError {
         ConnectError::Unreachable { address: self.route.address.clone(), reason: reason.to_string() }
     }
+}
+
+/// Why the control session ended, if it did, and not from here.
+fn ended(session: &Session) -> Option<String> {
+    session.state.down().and_then(|(why, side)| (side == Side::Theirs).then_some(why))
 }
 
 impl Timed for Dial {

@@ -67,7 +67,15 @@ impl Welcome for Fetching {
     }
 
     fn handle_failed(self: Box<Self>, why: SessionError) {
-        (self.opened)(Err(PathError::Unfit(why.to_string())));
+        (self.opened)(Err(unopened(why)));
+    }
+}
+
+/// Why a session brought no path: the peer was lost, or what answered is not what the transport needs.
+fn unopened(why: SessionError) -> PathError {
+    match why {
+        SessionError::Auth(_) | SessionError::Protocol(_) => PathError::Unfit(why.to_string()),
+        why => why.into(),
     }
 }
 
@@ -88,7 +96,8 @@ impl ShmClient {
             let card = &self.peer.card;
             let expected = Identity { agent: card.agent.clone(), boot_epoch: card.boot_epoch };
             self.introduced = true;
-            return check_card(kind, body, &expected);
+            // The one that was met has gone, and left its name to another.
+            return check_card(kind, body, &expected).map_err(|why| SessionError::Lost(why.to_string()));
         }
         let (number, body) = decode(body)?;
         if (number, &body) == (0, &Body::Done(v1::Done {})) {
@@ -165,7 +174,7 @@ impl Session for ShmClient {
         let Self { channel, opened, .. } = *self;
         drop(channel);
         if let Some(opened) = opened {
-            opened(Err(PathError::Unfit(why.to_string())));
+            opened(Err(unopened(why)));
         }
     }
 }

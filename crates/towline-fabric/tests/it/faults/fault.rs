@@ -15,6 +15,8 @@ pub(super) enum Fault {
     LeaseExpired,
     Deregistered,
     ReaderKilled,
+    ReaderStopped,
+    ReaderSilent,
     NoMemory,
     Card(CardFlaw),
     Lists(ListFlaw),
@@ -92,6 +94,20 @@ impl Fault {
                 "The reader is killed",
                 "`kill -9` of the reader's process, as the owner sees it: its memory is let go of, its places are free, \
                  nothing more is written into what peers may write, and the next reader is served.",
+            ),
+            Self::ReaderStopped => (
+                "The reader is stopped",
+                "`SIGSTOP` of the reader's process, as the owner sees it, then `SIGCONT`. *Success* means that the owner ended \
+                 the lease meanwhile, wrote other bytes into what it had lent to be read, and served another reader; that over \
+                 TCP everything asked for after the lease was refused; and that nothing was left of the reader once it had \
+                 gone. Until then its sessions stay, each a place and a file, as the kernel of a stopped process answers \
+                 keep-alive; all but one to which bytes wait to be sent, which ends after two minutes (`TCP_USER_TIMEOUT`).",
+            ),
+            Self::ReaderSilent => (
+                "The reader's connection is half-open",
+                "Nothing passes any more between the two, as the owner sees it. *Success* means what it means above. The \
+                 owner's kernel ends such a connection within two minutes: by keep-alive (asked after 30 s, then every 30 s), \
+                 or, with bytes under way, by `TCP_USER_TIMEOUT` (120 s). The tests don't wait so long, and cut it then.",
             ),
             Self::NoMemory => ("Memory runs out", "`RLIMIT_AS` leaves no room for a mapping (`ENOMEM`)."),
             Self::Card(_) => (

@@ -5,8 +5,8 @@
 //! demands what must hold after any fault: every block of the destination is back, what is written into it stays, no
 //! transfer is counted as under way, and the process does the next transfer with somebody else.
 //!
-//! Beside the table, [`order`] holds the order of data, fence and notification by trying every interleaving, and [`liar`]
-//! what a transport's word is worth.
+//! Beside the table, [`order`] holds the order of data, fence and notification by trying every interleaving, [`opening`] what
+//! a connect is told when several things end it, and [`liar`] what a transport's word is worth.
 
 mod cards;
 mod churn;
@@ -16,6 +16,7 @@ mod gate;
 mod liar;
 mod lists;
 mod nomem;
+mod opening;
 mod order;
 mod owner;
 mod page;
@@ -62,7 +63,9 @@ fn check(row: &Row, kind: TransportKind) {
 /// How it ended, each time it was tried; what must hold afterwards has been checked.
 fn play(row: &Row, kind: TransportKind, cell: Cell) -> Vec<&'static str> {
     match row.fault {
-        Fault::ReaderKilled => vec![readers::play(row.state, kind)],
+        Fault::ReaderKilled | Fault::ReaderStopped | Fault::ReaderSilent => {
+            vec![readers::play((row.fault, row.state), kind)]
+        }
         Fault::NoMemory => vec![nomem::play(row.state, kind)],
         Fault::Card(flaw) => vec![cards::play(flaw, kind)],
         Fault::Lists(flaw) => lists::play(flaw, kind),

@@ -1,10 +1,10 @@
-//! The owner, in a process of its own: it lends one pool under one lease, and can be told to end the lease, to take the
-//! region back, or to wait until its peers are gone.
+//! The owner, in a process of its own: it lends one pool, and an inbox to write into, under one lease, and can be told to end
+//! the lease, to take a region back, or to wait until its peers are gone.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
 use rustix::process::Signal;
 use towline_fabric::{Access, Agent, Memory, Owner, RegionOptions, RegionRole, ShmConfig};
@@ -15,42 +15,70 @@ use towline_wire::frame::Status;
 use towline_wire::id::{BootEpoch, Generation, LeaseId, RegionId};
 use towline_wire::lease::LeaseError;
 
-use super::pool::{BYTES, SENT, fill, is_filled};
+use super::pool::{BLOCK, BYTES, SENT, fill, is_filled, is_untouched, poison};
 use super::process::{Process, orders, say, variable};
-use crate::support::{LEASE, config, eventually, memory};
+use crate::support::{LEASE, config, contents, eventually, memory};
 
 const FOLDER: &str = "TOWLINE_TEST_FOLDER";
 const SEED: &str = "TOWLINE_TEST_SEED";
 const INBOX: &str = "TOWLINE_TEST_INBOX_BYTES";
 
-/// Lends until its lease is over.
-#[derive(Default)]
-struct Lender {
-    over: AtomicBool,
+/// Lends under one lease at a time: when it is over, the next one is of a later generation.
+pub(super) struct Lender {
+    generation: AtomicU64,
+    releases: AtomicUsize,
     notifications: AtomicUsize,
+    gone: AtomicUsize,
+}
+
+impl Default for Lender {
+    fn default() -> Self {
+        let none = AtomicUsize::default;
+        let generation = AtomicU64::new(LEASE.1.0);
+        Self { generation, releases: none(), notifications: none(), gone: none() }
+    }
 }
 
 impl Lender {
-    fn check(&self, lease: LeaseId, generation: Generation) -> bool {
-        !self.over.load(Ordering::Acquire) && (lease, generation) == LEASE
+    /// The lease as it is now.
+    pub(super) fn lease(&self) -> (LeaseId, Generation) {
+        (LEASE.0, Generation(self.generation.load(Ordering::Acquire)))
+    }
+
+    /// Ends the lease.
+    pub(super) fn expire(&self) {
+        self.generation.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Releases that were heard, of whatever lease.
+    pub(super) fn releases(&self) -> usize {
+        self.releases.load(Ordering::Acquire)
+    }
+
+    /// Control sessions that have ended.
+    pub(super) fn gone(&self) -> usize {
+        self.gone.load(Ordering::Acquire)
     }
 }
 
 impl Owner for Lender {
     fn admit(&self, _: RegionId, lease: Option<(LeaseId, Generation)>, _: &[Extent]) -> Result<(), Status> {
-        let good = lease.is_none_or(|(lease, generation)| self.check(lease, generation));
-        if good { Ok(()) } else { Err(Status::LeaseExpired) }
+        if lease.is_none_or(|lease| lease == self.lease()) { Ok(()) } else { Err(Status::LeaseExpired) }
     }
 
     fn handle_release(&self, _: &Identity, lease: LeaseId, generation: Generation) -> Result<(), LeaseError> {
-        if self.check(lease, generation) { Ok(()) } else { Err(LeaseError::Over { lease }) }
+        self.releases.fetch_add(1, Ordering::AcqRel);
+        if (lease, generation) == self.lease() { Ok(()) } else { Err(LeaseError::Over { lease }) }
     }
 
     fn handle_heartbeat(&self, _: &Identity, _: &[LeaseId]) {}
-    fn handle_peer_gone(&self, _: &Identity) {}
 
     fn handle_notify(&self, _: &Identity, _: Vec<u8>) {
         self.notifications.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn handle_peer_gone(&self, _: &Identity) {
+        self.gone.fetch_add(1, Ordering::AcqRel);
     }
 }
 
@@ -74,36 +102,40 @@ fn child_lends() {
     show(&slot, LEASE.1.0, 1);
     let inbox_bytes = variable(INBOX).parse().unwrap();
     let inbox = Arc::new(Memory::allocate_for("inbox", inbox_bytes, Access::PeersWrite).unwrap());
-    let writable = RegionOptions { peer_writable: true, ..RegionOptions::default() };
-    let writes = agent.register(Arc::clone(&inbox), writable).unwrap();
+    let writable = RegionOptions { peer_writable: true, leased: true, ..RegionOptions::default() };
+    let mut writes = Some(agent.register(Arc::clone(&inbox), writable).unwrap());
     let options = |role, leased| RegionOptions { role, leased, peer_writable: false };
     let mut region = Some(agent.register(Arc::clone(&kv), options(RegionRole::Kv, true)).unwrap());
     let fences = agent.register(Arc::clone(&slot), options(RegionRole::Fence, false)).unwrap();
-    let ids = [region.as_ref().unwrap().id(), fences.id(), writes.id()].map(|id| id.to_string()).join(" ");
+    let ids = [region.as_ref().unwrap(), &fences, writes.as_ref().unwrap()];
+    let ids = ids.map(|region| region.id().to_string()).join(" ");
     say(&format!("{} {ids} {}", agent.bound(), agent.boot_epoch().0));
     for order in orders() {
         match order.as_str() {
             "expire" => {
-                lender.over.store(true, Ordering::Release);
-                show(&slot, LEASE.1.0 + 1, 0);
+                lender.expire();
+                show(&slot, lender.lease().1.0, 0);
                 // The next user of the blocks.
                 fill(&kv, 0xee);
             }
             "deregister" => drop(region.take()),
+            "deregister the inbox" => drop(writes.take()),
             "hear one notification" => {
                 eventually("it is heard", || lender.notifications.load(Ordering::Acquire) == 1)
             }
             "hear nothing" => assert_eq!(lender.notifications.load(Ordering::Acquire), 0),
             "find the write" => assert!(is_filled(&inbox, SENT)),
+            // One slice had been written, and one been admitted.
+            "find what was admitted" => assert!(is_untouched(&inbox, 2 * BLOCK)),
+            "poison the inbox" => inbox.write_from(0, &poison(inbox_bytes)).unwrap(),
+            "find the poison" => assert!(contents(&inbox) == poison(inbox_bytes)),
             "settle" => {
-                let ours = 1 + usize::from(region.is_some());
+                let ours = [&region, &writes].map(|region| 1 + usize::from(region.is_some()));
                 eventually("its peers are gone", || {
                     let stats = agent.stats();
                     (stats.sessions, stats.unauthenticated) == (0, 0)
                 });
-                eventually("nobody else holds its memory", || {
-                    (Arc::strong_count(&kv), Arc::strong_count(&inbox)) == (ours, 2)
-                });
+                eventually("nobody else holds its memory", || [&kv, &inbox].map(Arc::strong_count) == ours);
             }
             other => panic!("no such order: {other}"),
         }

@@ -73,8 +73,7 @@ impl Pool {
 
     /// Writes over everything, as the next user of the blocks would.
     pub(super) fn poison(&self) {
-        let poison = vec![POISON; usize::try_from(BLOCK).unwrap()];
-        (0..BLOCKS).for_each(|index| self.memory.write_from(u64::from(index) * BLOCK, &poison).unwrap());
+        self.memory.write_from(0, &poison(BYTES)).unwrap();
     }
 
     /// Whether nobody wrote since.
@@ -83,7 +82,7 @@ impl Pool {
     }
 
     pub(super) fn is_block_poisoned(&self, index: u32) -> bool {
-        self.block(index) == vec![POISON; usize::try_from(BLOCK).unwrap()]
+        self.block(index) == poison(BLOCK)
     }
 
     fn block(&self, index: u32) -> Vec<u8> {
@@ -102,6 +101,11 @@ impl Lent {
     pub(super) fn hold(self: &Arc<Self>) -> Arc<dyn Any + Send + Sync> {
         Arc::<Self>::clone(self)
     }
+}
+
+/// What the next user of memory writes into it.
+pub(super) fn poison(bytes: u64) -> Vec<u8> {
+    vec![POISON; usize::try_from(bytes).unwrap()]
 }
 
 /// The word at the start of a page of what an owner of `seed` lends.
@@ -132,4 +136,9 @@ pub(super) fn fill(memory: &Memory, seed: u64) {
 pub(super) fn is_filled(memory: &Memory, seed: u64) -> bool {
     let expected: Vec<_> = (0..BLOCKS).map(|position| content(seed, position)).collect();
     contents(memory) == expected.concat()
+}
+
+/// Whether nothing was written behind the first `bytes` of memory that was zero.
+pub(super) fn is_untouched(memory: &Memory, bytes: u64) -> bool {
+    contents(memory)[usize::try_from(bytes).unwrap()..].iter().all(|byte| *byte == 0)
 }

@@ -46,7 +46,6 @@ impl Scene {
         self.post(peer, |request| TransferRequest {
             op: Op::Write,
             remote_region: self.owner.inbox,
-            lease: None,
             deadline: self.deadline,
             ..request
         })

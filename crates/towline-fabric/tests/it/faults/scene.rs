@@ -16,7 +16,7 @@ use towline_fabric::{
 use towline_wire::fence::SLOT_BYTES;
 use towline_wire::receipt::{Op, TransportKind};
 
-use super::ends::GOOD;
+use super::ends::{EXPIRED, GOOD, UNKNOWN_REGION};
 use super::fault::{Fault, State};
 use super::gate::Gate;
 use super::owner::Lending;
@@ -120,7 +120,10 @@ impl Scene {
                 self.socket.point_at(Upstream::Unix(self.owner.socket.clone()));
             }
             Fault::LeaseExpired => self.owner.process.tell("expire"),
-            Fault::Deregistered => self.owner.process.tell("deregister"),
+            Fault::Deregistered => {
+                let is_write = matches!(under_way, UnderWay::Writing { .. });
+                self.owner.process.tell(if is_write { "deregister the inbox" } else { "deregister" });
+            }
             Fault::Cut => self.valves().for_each(Valve::cut),
             Fault::Silent => self.valves().for_each(Valve::silence),
             other => panic!("{other:?} is no fault of this scene"),
@@ -159,8 +162,18 @@ impl Scene {
         if fault != Fault::OwnerKilled {
             self.owner.process.tell("settle");
         }
+        let inbox = state == State::Writing && !matches!(fault, Fault::OwnerKilled | Fault::Restarted);
+        if inbox {
+            if matches!(end, EXPIRED | UNKNOWN_REGION) && self.kind == TransportKind::Tcp {
+                self.owner.process.tell("find what was admitted");
+            }
+            self.owner.process.tell("poison the inbox");
+        }
         assert!(self.pool.is_poisoned(), "something was written into memory that had been given back");
         self.other.serves(&self.reader, self.kind);
+        if inbox {
+            self.owner.process.tell("find the poison");
+        }
         if fault == Fault::Restarted {
             self.meets_the_new_owner();
         }

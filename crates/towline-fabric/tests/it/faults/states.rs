@@ -15,7 +15,7 @@ use super::gate::Gate;
 use super::pool::{BLOCK, BYTES, Lent};
 use super::reading::Reading;
 use super::scene::{SEEDS, SHORT, SMALL, Scene};
-use super::valve::{Lane, Way};
+use super::valve::{Lane, Valve, Way};
 use crate::support::*;
 
 /// Slices that one stream asks for at a time: so many of another transfer keep it busy.
@@ -75,19 +75,8 @@ impl Scene {
     /// Brings the reader into `state` and holds it there.
     pub(super) fn reach(&mut self, state: State) -> UnderWay {
         match state {
-            State::Handshake => {
-                self.control.hold(Lane::Control, Way::Down, 0);
-                let connecting = self.connect(self.deadline);
-                self.control.wait_held(Lane::Control, Way::Down);
-                UnderWay::Connecting(connecting)
-            }
-            State::Opening => {
-                let valve = self.data_valve().clone();
-                valve.hold(Lane::Data, Way::Down, 0);
-                let connecting = self.connect(self.deadline);
-                valve.wait_held(Lane::Data, Way::Down);
-                UnderWay::Connecting(connecting)
-            }
+            State::Handshake => self.get_stuck(&self.control.clone(), Lane::Control),
+            State::Opening => self.get_stuck(&self.data_valve().clone(), Lane::Data),
             State::Idle => UnderWay::Idle(self.connected()),
             State::Queued => self.queue(),
             State::Moving => self.move_half(Op::Read),
@@ -127,6 +116,23 @@ impl Scene {
                 UnderWay::Releasing { peer, call }
             }
             other => panic!("{other:?} is no state of this scene"),
+        }
+    }
+
+    /// A connect that isn't answered there. One that was over before it came so far, as the machine is busy with other things, is
+    /// made again with more time.
+    fn get_stuck(&mut self, valve: &Valve, lane: Lane) -> UnderWay {
+        loop {
+            valve.hold(lane, Way::Down, 0);
+            let connecting = self.connect(self.deadline);
+            let is_held = || valve.is_held(lane, Way::Down);
+            eventually("it is stuck, or over", || is_held() || connecting.is_done());
+            if is_held() {
+                return UnderWay::Connecting(connecting);
+            }
+            valve.cut();
+            self.deadline *= 2;
+            assert!(self.deadline < PATIENCE, "nothing comes to the valve: {lane:?}");
         }
     }
 

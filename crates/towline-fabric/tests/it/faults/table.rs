@@ -34,9 +34,9 @@ const fn one(end: &'static [&'static str; 1]) -> Cell {
 table! {
     an_owner_killed_before_it_greets_is_unreachable:
         OwnerKilled, Handshake => one(&[CONNECT_UNREACHABLE]), one(&[CONNECT_UNREACHABLE]); ""
-    an_owner_killed_while_the_path_opens_leaves_no_transport:
-        OwnerKilled, Opening => one(&[CONNECT_NO_TRANSPORT]), one(&[CONNECT_NO_TRANSPORT]);
-        "its reason is the lost connection"
+    an_owner_killed_while_the_path_opens_is_unreachable:
+        OwnerKilled, Opening => one(&[CONNECT_UNREACHABLE]), one(&[CONNECT_UNREACHABLE]);
+        "names what became of each transport"
     an_owner_killed_while_idle_is_unreachable_to_the_next_read:
         OwnerKilled, Idle => one(&[UNREACHABLE]), one(&[UNREACHABLE]); "of the next transfer, at once"
     an_owner_killed_fails_what_is_queued:
@@ -80,9 +80,9 @@ table! {
 
     a_cut_in_the_handshake_is_unreachable:
         Cut, Handshake => one(&[CONNECT_UNREACHABLE]), one(&[CONNECT_UNREACHABLE]); ""
-    a_cut_while_the_path_opens_leaves_no_transport:
-        Cut, Opening => one(&[CONNECT_NO_TRANSPORT]), one(&[CONNECT_NO_TRANSPORT]);
-        "its reason is the lost connection"
+    a_cut_while_the_path_opens_is_unreachable:
+        Cut, Opening => one(&[CONNECT_UNREACHABLE]), one(&[CONNECT_UNREACHABLE]);
+        "names what became of each transport"
     a_cut_while_idle_is_unreachable_to_the_next_read:
         Cut, Idle => one(&[UNREACHABLE]), one(&[UNREACHABLE]); "of the next transfer, at once"
     a_cut_fails_what_is_queued:
@@ -128,7 +128,7 @@ table! {
         Restarted, Handshake => one(&[CONNECT_RESTARTED]), one(&[CONNECT_RESTARTED]);
         "the reader names the boot epoch that it wants"
     an_owner_started_anew_while_the_path_opens_is_told_apart:
-        Restarted, Opening => one(&[CONNECT_NO_TRANSPORT]), one(&[CONNECT_NO_TRANSPORT]);
+        Restarted, Opening => one(&[CONNECT_UNREACHABLE]), one(&[CONNECT_UNREACHABLE]);
         "the data connection shows the new incarnation and is refused"
     an_owner_started_anew_is_not_read_by_an_old_peer:
         Restarted, Idle => one(&[UNREACHABLE]), one(&[UNREACHABLE]); "of the next transfer, at once"
@@ -160,6 +160,10 @@ table! {
     a_lease_over_fails_what_moves:
         LeaseExpired, Moving => one(&[FENCE_EXPIRED]), one(&[EXPIRED]);
         "nobody judges a read of a mapping: the fence, read last, does"
+    a_lease_over_stops_a_write_over_tcp:
+        LeaseExpired, Writing => one(&[GOOD]), one(&[EXPIRED]);
+        "each slice is judged when it is asked for, and one that was admitted is written to its end; into a mapping nobody \
+         judges a write: the owner gives no blocks to others that a peer may still write"
     a_lease_over_before_the_fence_is_read_fails_the_read:
         LeaseExpired, Fencing => one(&[FENCE_EXPIRED]), one(&[FENCE_EXPIRED]);
         "the data is right, and thrown away: nobody can tell"
@@ -185,6 +189,9 @@ table! {
     a_region_dropped_fails_what_moves_over_tcp:
         Deregistered, Moving => Cell::Ends(&[GOOD, UNKNOWN_REGION]), one(&[UNKNOWN_REGION]);
         "an owner that wants the bytes for something else changes the fence first"
+    a_region_dropped_stops_a_write_over_tcp:
+        Deregistered, Writing => Cell::Ends(&[GOOD, UNKNOWN_REGION]), one(&[UNKNOWN_REGION]);
+        "a slice that was admitted is written to its end; what is mapped can be written until the peer is told"
     a_region_dropped_before_the_fence_is_read_does_no_harm:
         Deregistered, Fencing => one(&[GOOD]), one(&[GOOD]); "the fence's region is another one"
     a_notification_outlives_the_region:
@@ -215,6 +222,54 @@ table! {
     a_reader_killed_while_it_releases_is_forgotten:
         ReaderKilled, Releasing => one(&[GONE]), one(&[GONE]); ""
 
+    a_reader_stopped_before_it_proves_itself_is_given_up:
+        ReaderStopped, Handshake => one(&[NOT_GREETED]), one(&[NOT_GREETED]); "after 2 s"
+    a_reader_stopped_while_the_path_opens_keeps_its_control_session:
+        ReaderStopped, Opening => one(&[NOT_GREETED]), one(&[NOT_GREETED]); "after 2 s, of the data connection"
+    a_reader_stopped_while_idle_keeps_nothing_but_its_sessions:
+        ReaderStopped, Idle => one(&[GOOD]), one(&[GOOD]); ""
+    a_reader_stopped_with_reads_queued_finds_its_lease_over:
+        ReaderStopped, Queued => Never("slices wait in the reader: to the owner it is an idle one"), one(&[GOOD]);
+        "as in a read that moves"
+    a_reader_stopped_in_a_read_finds_its_lease_over:
+        ReaderStopped, Moving => one(&[GOOD]), one(&[GOOD]);
+        "over TCP the owner sends what it had admitted when the reader goes on, as the blocks are then; over shm it reads on: \
+         the fence tells"
+    a_reader_stopped_in_a_write_keeps_what_it_writes:
+        ReaderStopped, Writing => one(&[GOOD]), one(&[GOOD]);
+        "it writes on when it goes on, over TCP what had been admitted: memory made to receive is the writer's until its \
+         session has ended, over shm until its process has let go of the mapping"
+    a_reader_stopped_before_its_fence_finds_its_lease_over:
+        ReaderStopped, Fencing => Never("the fence is copied by the reader: to the owner it is an idle one"), one(&[GOOD]);
+        "as in a read that moves"
+    a_reader_stopped_when_it_has_read_keeps_nothing_but_its_sessions:
+        ReaderStopped, Completed => one(&[GOOD]), one(&[GOOD]); "a lease that it held expires"
+    a_reader_stopped_while_it_releases_has_released:
+        ReaderStopped, Releasing => one(&[GOOD]), one(&[GOOD]); "the release had been sent"
+
+    a_reader_silent_before_it_proves_itself_is_given_up:
+        ReaderSilent, Handshake => one(&[NOT_GREETED]), one(&[NOT_GREETED]); "after 2 s"
+    a_reader_silent_while_the_path_opens_keeps_its_control_session:
+        ReaderSilent, Opening => one(&[NOT_GREETED]), one(&[NOT_GREETED]); "after 2 s, of the data connection"
+    a_reader_silent_while_idle_is_asked_by_keep_alive:
+        ReaderSilent, Idle => one(&[GOOD]), one(&[GOOD]); "keep-alive ends it"
+    a_reader_silent_with_reads_queued_keeps_no_blocks:
+        ReaderSilent, Queued => Never("slices wait in the reader: to the owner it is an idle one"), one(&[GOOD]);
+        "`TCP_USER_TIMEOUT` ends it"
+    a_reader_silent_in_a_read_keeps_no_blocks:
+        ReaderSilent, Moving => one(&[GOOD]), one(&[GOOD]);
+        "`TCP_USER_TIMEOUT` ends it; a mapping needs no connection, and is let go of when the reader notices, too"
+    a_reader_silent_in_a_write_keeps_what_it_writes:
+        ReaderSilent, Writing => one(&[GOOD]), one(&[GOOD]);
+        "keep-alive ends it, and with it a slice that is half written; over shm it writes on until it notices, too"
+    a_reader_silent_before_its_fence_keeps_no_blocks:
+        ReaderSilent, Fencing => Never("the fence is copied by the reader: to the owner it is an idle one"), one(&[GOOD]);
+        "`TCP_USER_TIMEOUT` ends it"
+    a_reader_silent_when_it_has_read_keeps_no_blocks:
+        ReaderSilent, Completed => one(&[GOOD]), one(&[GOOD]); "keep-alive ends it; a lease that it held expires"
+    a_reader_silent_while_it_releases_keeps_no_blocks:
+        ReaderSilent, Releasing => one(&[GOOD]), one(&[GOOD]); "the release is lost; the lease expires"
+
     memory_that_does_not_fit_is_not_registered:
         NoMemory, Registering => one(&[ALLOCATE]), one(&[ALLOCATE]); "names the call and `ENOMEM`"
     a_mapping_that_does_not_fit_is_passed_over:
@@ -234,7 +289,7 @@ table! {
         Card(CardFlaw::Tampered), Handshake => one(&[CONNECT_AUTH]), one(&[CONNECT_AUTH]); "the seal doesn't hold"
     a_card_of_another_incarnation_is_refused:
         Card(CardFlaw::OfAnother), Opening => Never("above: an owner started anew while the path opens"),
-        one(&[CONNECT_NO_TRANSPORT]); ""
+        one(&[CONNECT_UNREACHABLE]); ""
 
     blocks_outside_their_region_are_refused:
         Lists(ListFlaw::Outside), Posting => one(&[OUT_OF_RANGE]), one(&[OUT_OF_RANGE]);

@@ -68,7 +68,17 @@ struct State {
     held: [usize; 4],
     /// Connections of an earlier life are cut.
     life: usize,
+    /// Connections so far, and how many of them have fallen silent: the first ones.
+    dialled: usize,
+    silent: usize,
     sockets: Vec<Arc<OwnedFd>>,
+}
+
+/// Which connection.
+#[derive(Clone, Copy)]
+struct Birth {
+    life: usize,
+    number: usize,
 }
 
 fn index(lane: Lane, way: Way) -> usize {
@@ -96,7 +106,8 @@ impl Valve {
     }
 
     fn new(upstream: Upstream) -> Self {
-        let state = State { upstream, allowed: [u64::MAX; 4], held: [0; 4], life: 0, sockets: Vec::new() };
+        let (allowed, held) = ([u64::MAX; 4], [0; 4]);
+        let state = State { upstream, allowed, held, life: 0, dialled: 0, silent: 0, sockets: Vec::new() };
         Self(Arc::new(Shared { state: Mutex::new(state), news: Condvar::new() }))
     }
 
@@ -115,6 +126,11 @@ impl Valve {
         self.0.lock().allowed[index(lane, way)] = bytes;
     }
 
+    /// Whether something is held there.
+    pub(super) fn is_held(&self, lane: Lane, way: Way) -> bool {
+        self.0.lock().held[index(lane, way)] > 0
+    }
+
     /// Waits until something is held there.
     pub(super) fn wait_held(&self, lane: Lane, way: Way) {
         let until = Instant::now() + PATIENCE;
@@ -128,13 +144,17 @@ impl Valve {
 
     /// Passes everything, what was held first.
     pub(super) fn resume(&self) {
-        self.0.lock().allowed = [u64::MAX; 4];
+        let mut state = self.0.lock();
+        (state.allowed, state.silent) = ([u64::MAX; 4], 0);
+        drop(state);
         self.0.news.notify_all();
     }
 
-    /// Passes nothing any more, not even the end of a connection: both sides find it half-open.
+    /// Passes nothing any more of the connections that there are, not even their end: both sides find them half-open. Those
+    /// that come later pass.
     pub(super) fn silence(&self) {
-        self.0.lock().allowed = [0; 4];
+        let mut state = self.0.lock();
+        (state.allowed, state.silent) = ([u64::MAX; 4], state.dialled);
     }
 
     /// Cuts every connection; what is held is lost.
@@ -161,9 +181,9 @@ impl Shared {
     }
 
     /// Waits until `bytes` may pass; false when the connection was cut meanwhile.
-    fn admit(&self, index: usize, bytes: u64, life: usize) -> bool {
+    fn admit(&self, index: usize, bytes: u64, Birth { life, number }: Birth) -> bool {
         let mut state = self.lock();
-        while state.allowed[index] == 0 && state.life == life {
+        while (state.allowed[index] == 0 || number < state.silent) && state.life == life {
             state.held[index] += 1;
             self.news.notify_all();
             state = self.news.wait(state).unwrap();
@@ -174,14 +194,15 @@ impl Shared {
     }
 
     fn connect(self: &Arc<Self>, client: Arc<OwnedFd>) {
-        let life = {
+        let birth = {
             let mut state = self.lock();
             state.sockets.push(Arc::clone(&client));
-            state.life
+            state.dialled += 1;
+            Birth { life: state.life, number: state.dialled - 1 }
         };
         let Some(hello) = read_hello(client.as_fd()) else { return };
         let lane = if hello[PURPOSE.0] == PURPOSE.1 { Lane::Data } else { Lane::Control };
-        let admitted = self.admit(index(lane, Way::Down), 0, life);
+        let admitted = self.admit(index(lane, Way::Down), 0, birth);
         let upstream = self.lock().upstream.clone();
         let server = match upstream {
             Upstream::Tcp(address) => TcpStream::connect(address).map(OwnedFd::from),
@@ -197,19 +218,20 @@ impl Shared {
         }
         let up = (Arc::clone(&client), Arc::clone(&server), index(lane, Way::Up));
         let shared = Arc::clone(self);
-        std::thread::spawn(move || shared.pass(&up.0, &up.1, (up.2, life)));
-        self.pass(&server, &client, (index(lane, Way::Down), life));
+        std::thread::spawn(move || shared.pass(&up.0, &up.1, (up.2, birth)));
+        self.pass(&server, &client, (index(lane, Way::Down), birth));
     }
 
-    fn pass(&self, from: &OwnedFd, to: &OwnedFd, (index, life): (usize, usize)) {
+    fn pass(&self, from: &OwnedFd, to: &OwnedFd, (index, birth): (usize, Birth)) {
         let mut buffer = vec![0; CHUNK];
         while let Ok((count @ 1.., files)) = receive(from.as_fd(), &mut buffer) {
-            if !self.admit(index, count as u64, life) || send(to.as_fd(), &buffer[..count], &files).is_err() {
+            if !self.admit(index, count as u64, birth) || send(to.as_fd(), &buffer[..count], &files).is_err()
+            {
                 break;
             }
         }
         // The end of a connection is held like everything else.
-        self.admit(index, 0, life);
+        self.admit(index, 0, birth);
         for socket in [from, to] {
             let _ = shutdown(socket, Shutdown::Both);
         }
