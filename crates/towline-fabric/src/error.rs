@@ -366,6 +366,9 @@ pub(crate) enum SessionError {
     /// The peer broke the protocol.
     #[error("protocol error: {0}")]
     Protocol(String),
+    /// Another incarnation of the agent answered than was expected.
+    #[error("another incarnation answers, of boot epoch {0}")]
+    Restarted(BootEpoch),
     /// It did not answer in time.
     #[error("no answer in time")]
     Deadline,

@@ -8,7 +8,8 @@
 //!
 //! While the path opens, several threads may notice that something is wrong, in any order. What the caller is told goes by
 //! rank, not by who was first: past the deadline it is the deadline; else, once the last transport has said no, that the peer
-//! was lost, if the control session has ended or any transport lost it; else that no transport is fit.
+//! was lost, if the control session has ended or any transport lost it; else that no transport is fit. A data connection at
+//! which another incarnation answers ends it at once.
 
 use std::collections::VecDeque;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -288,6 +289,12 @@ impl Dial {
                 let path = Opened { transport: kind, path, follows, watch };
                 dial.finish((session, view), path, tried);
             }
+            Err(PathError::Restarted { found }) => {
+                let (agent, expected) = (session.card.agent.clone(), session.card.boot_epoch);
+                // Its place is free before the caller is told.
+                drop(session);
+                dial.fail(ConnectError::PeerRestarted { agent, expected, found });
+            }
             Err(error) => {
                 let reason = error.to_string();
                 tracing::info!(peer = %session.card.agent, transport = %kind, reason, "transport passed over");
@@ -403,6 +410,8 @@ impl Dial {
                 ConnectError::Deadline { address, deadline: self.route.options.deadline }
             }
             SessionError::Closed(reason) => ConnectError::Closed { reason },
+            // Said on data sessions only: this one asks who the agent is.
+            SessionError::Restarted(_) => ConnectError::Auth { address, reason: error.to_string() },
         }
     }
 

@@ -19,6 +19,7 @@ mod subscribers;
 use towline_wire::auth::Identity;
 use towline_wire::control::{Body, decode, encode, v1};
 use towline_wire::frame::FrameKind;
+use towline_wire::id::BootEpoch;
 
 pub(crate) use client::{Dialled, Link, LinkEvents, open_control};
 pub(crate) use dialling::{Dialling, Welcome};
@@ -55,13 +56,16 @@ pub(crate) fn request_card(channel: &mut Channel, call: u64) -> Result<(), Sessi
 /// Checks that a data session ends at the agent, and the incarnation, whose card the control session brought.
 ///
 /// # Errors
-/// [`SessionError::Protocol`].
+/// [`SessionError::Protocol`], [`SessionError::Restarted`].
 pub(crate) fn check_card(kind: FrameKind, body: &[u8], expected: &Identity) -> Result<(), SessionError> {
     let (FrameKind::Control, (_, Body::Card(card))) = (kind, decode(body)?) else {
         return Err(SessionError::Protocol("no card where one was asked for".into()));
     };
-    if card.agent == expected.agent.as_str() && card.boot_epoch == expected.boot_epoch.0 {
-        return Ok(());
+    if card.agent != expected.agent.as_str() {
+        return Err(SessionError::Protocol("another agent answers on the data session".into()));
     }
-    Err(SessionError::Protocol("another agent answers on the data session".into()))
+    if card.boot_epoch != expected.boot_epoch.0 {
+        return Err(SessionError::Restarted(BootEpoch(card.boot_epoch)));
+    }
+    Ok(())
 }

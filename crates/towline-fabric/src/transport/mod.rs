@@ -27,7 +27,7 @@ use std::time::Instant;
 use thiserror::Error;
 use towline_wire::card::AgentCard;
 use towline_wire::frame::Status;
-use towline_wire::id::{Generation, LeaseId, RegionId};
+use towline_wire::id::{BootEpoch, Generation, LeaseId, RegionId};
 use towline_wire::receipt::{Evidence, Op, TransportKind};
 
 use crate::agent::Environment;
@@ -132,6 +132,12 @@ pub enum PathError {
     /// The connection is lost or was never made.
     #[error("{0}")]
     Down(String),
+    /// Another incarnation of the peer answered.
+    #[error("the peer was restarted, and has boot epoch {found}")]
+    Restarted {
+        /// The one that answered.
+        found: BootEpoch,
+    },
     /// This side closed it.
     #[error("{0}")]
     Closed(String),
@@ -169,6 +175,7 @@ impl From<SessionError> for PathError {
     fn from(error: SessionError) -> Self {
         match error {
             SessionError::Closed(reason) => Self::Closed(reason.into()),
+            SessionError::Restarted(found) => Self::Restarted { found },
             other => Self::Down(other.to_string()),
         }
     }

@@ -96,8 +96,7 @@ impl ShmClient {
             let card = &self.peer.card;
             let expected = Identity { agent: card.agent.clone(), boot_epoch: card.boot_epoch };
             self.introduced = true;
-            // The one that was met has gone, and left its name to another.
-            return check_card(kind, body, &expected).map_err(|why| SessionError::Lost(why.to_string()));
+            return check_card(kind, body, &expected);
         }
         let (number, body) = decode(body)?;
         if (number, &body) == (0, &Body::Done(v1::Done {})) {

@@ -128,8 +128,8 @@ table! {
         Restarted, Handshake => one(&[CONNECT_RESTARTED]), one(&[CONNECT_RESTARTED]);
         "the reader names the boot epoch that it wants"
     an_owner_started_anew_while_the_path_opens_is_told_apart:
-        Restarted, Opening => one(&[CONNECT_UNREACHABLE]), one(&[CONNECT_UNREACHABLE]);
-        "the data connection shows the new incarnation and is refused"
+        Restarted, Opening => one(&[CONNECT_RESTARTED]), one(&[CONNECT_RESTARTED]);
+        "the data connection shows the new incarnation"
     an_owner_started_anew_is_not_read_by_an_old_peer:
         Restarted, Idle => one(&[UNREACHABLE]), one(&[UNREACHABLE]); "of the next transfer, at once"
     an_owner_started_anew_fails_what_is_queued:
@@ -289,7 +289,7 @@ table! {
         Card(CardFlaw::Tampered), Handshake => one(&[CONNECT_AUTH]), one(&[CONNECT_AUTH]); "the seal doesn't hold"
     a_card_of_another_incarnation_is_refused:
         Card(CardFlaw::OfAnother), Opening => Never("above: an owner started anew while the path opens"),
-        one(&[CONNECT_UNREACHABLE]); ""
+        one(&[CONNECT_RESTARTED]); ""
 
     blocks_outside_their_region_are_refused:
         Lists(ListFlaw::Outside), Posting => one(&[OUT_OF_RANGE]), one(&[OUT_OF_RANGE]);
