@@ -2,7 +2,7 @@
 //!
 //! **Cost.** What memory can do at most: [`Stores::Streaming`] moves each line over the bus twice (read, written),
 //! [`Stores::Cached`] three times (the line that is overwritten is fetched first). Pieces that lie scattered cost a miss
-//! at each start, and the look-up of a page; asking for the next lines, and for one of the page after the next, hides both in part.
+//! at each start, and the look-up of a page: four pages abreast, and one line of each of the next four, hide both in part.
 
 use anyhow::Result;
 use towline_wire::blocks::{Extent, Run};
@@ -11,6 +11,11 @@ use super::Mapping;
 
 /// Bytes of a page.
 const PAGE: u64 = 4096;
+/// Pages that are copied in turn: as many streams as keep the processor's prefetchers busy.
+const ABREAST: usize = 4;
+
+/// Where a page of a run goes to, comes from, and its bytes.
+type Page = (*mut u8, *const u8, usize);
 
 /// How the destination is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,24 +40,19 @@ impl Mapping {
             }
             return Ok(());
         }
-        // Only asked for, never followed: it may lie anywhere.
-        let place = |page: Run| {
-            source.base.as_ptr().cast_const().wrapping_add(usize::try_from(page.remote).unwrap_or(0))
-        };
-        let mut next = runs.iter().flat_map(pages).map(place).skip(1).peekable();
-        let mut after_next = runs.iter().flat_map(pages).map(place).skip(2);
-        for page in runs.iter().flat_map(pages) {
-            let (to, from, bytes) = self.ends(source, &page)?;
-            let next = next.next().unwrap_or(from);
-            // SAFETY: both ranges were checked.
-            unsafe { stream(to, from, bytes, (next, after_next.next().unwrap_or(next))) };
+        let ends = runs.iter().flat_map(pages).map(|page| self.ends(source, &page));
+        let pages = ends.collect::<Result<Vec<_>>>()?;
+        let mut groups = pages.chunks(ABREAST).peekable();
+        while let Some(group) = groups.next() {
+            // SAFETY: all ranges were checked.
+            unsafe { stream(group, groups.peek().copied().unwrap_or(&[])) };
         }
         order();
         Ok(())
     }
 
     /// Where a run goes to and comes from, and its bytes.
-    fn ends(&self, source: &Self, run: &Run) -> Result<(*mut u8, *const u8, usize)> {
+    fn ends(&self, source: &Self, run: &Run) -> Result<Page> {
         let to = self.at(Extent { offset: run.local, len: run.len })?;
         let from = source.at(Extent { offset: run.remote, len: run.len })?;
         Ok((to, from.cast_const(), usize::try_from(run.len)?))
@@ -75,37 +75,40 @@ fn order() {
     }
 }
 
+/// Copies pages, where they are alike a step of each in turn; the first lines of the `later` ones are on their way then.
+///
 /// # Safety
-/// `to` is valid for writing `len` bytes, `from` for reading them. If they overlap the result is unspecified bytes.
+/// Each page is one to write, one to read, and bytes that are valid for both. If they overlap the result is unspecified bytes.
 #[cfg(target_arch = "x86_64")]
-unsafe fn stream(to: *mut u8, from: *const u8, len: usize, (next, after_next): (*const u8, *const u8)) {
-    x86::touch(after_next);
-    let head = to.align_offset(x86::LINE).min(len);
-    let body = (len - head) / x86::STEP * x86::STEP;
-    // SAFETY: a part of the caller's ranges.
-    unsafe { std::ptr::copy(from, to, head) };
-    let (middle, source) = (to.wrapping_add(head), from.wrapping_add(head));
-    if is_x86_feature_detected!("avx512f") {
-        // SAFETY: the processor has the instructions; `middle` starts a line, `body` is whole steps of the ranges.
-        unsafe { x86::stream_512(middle, source, body, next) };
-    } else if is_x86_feature_detected!("avx") {
-        // SAFETY: as above.
-        unsafe { x86::stream_256(middle, source, body, next) };
-    } else {
-        // SAFETY: as above; every x86-64 has these instructions.
-        unsafe { x86::stream_128(middle, source, body, next) };
+unsafe fn stream(group: &[Page], later: &[Page]) {
+    later.iter().for_each(|(_, from, _)| x86::touch(*from));
+    let alike = |(to, _, len): &Page| to.addr().is_multiple_of(x86::LINE) && *len as u64 == PAGE;
+    match *group {
+        [a, b, c, d] if group.iter().all(alike) => {
+            // SAFETY: the caller's; each begins a line and is whole steps.
+            unsafe { x86::stream([a, b, c, d].map(|(to, from, _)| (to, from)), a.2) };
+        }
+        _ => group.iter().for_each(|(to, from, len)| {
+            let head = to.align_offset(x86::LINE).min(*len);
+            let body = (len - head) / x86::STEP * x86::STEP;
+            let (middle, source) = (to.wrapping_add(head), from.wrapping_add(head));
+            // SAFETY: a part of the caller's ranges.
+            unsafe { std::ptr::copy(*from, *to, head) };
+            // SAFETY: as above; it begins a line and is whole steps.
+            unsafe { x86::stream([(middle, source)], body) };
+            let (tail, source) = (middle.wrapping_add(body), source.wrapping_add(body));
+            // SAFETY: a part of the caller's ranges.
+            unsafe { std::ptr::copy(source, tail, len - head - body) };
+        }),
     }
-    let (tail, source) = (middle.wrapping_add(body), source.wrapping_add(body));
-    // SAFETY: a part of the caller's ranges.
-    unsafe { std::ptr::copy(source, tail, len - head - body) };
 }
 
 /// # Safety
 /// As above.
 #[cfg(not(target_arch = "x86_64"))]
-unsafe fn stream(to: *mut u8, from: *const u8, len: usize, _later: (*const u8, *const u8)) {
+unsafe fn stream(group: &[Page], _later: &[Page]) {
     // SAFETY: the caller's.
-    unsafe { std::ptr::copy(from, to, len) };
+    group.iter().for_each(|(to, from, len)| unsafe { std::ptr::copy(*from, *to, *len) });
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -114,10 +117,8 @@ mod x86 {
 
     /// Bytes of a cache line.
     pub(super) const LINE: usize = 64;
-    /// Bytes of a turn of the loop.
-    pub(super) const STEP: usize = 4 * LINE;
-    /// Lines are asked for this far ahead: more than memory's latency (100 ns) at 10 GB/s a thread.
-    const AHEAD: usize = 2048;
+    /// Bytes that are copied before it is the next page's turn.
+    pub(super) const STEP: usize = 2 * LINE;
 
     /// Asks for one line, so that the processor looks up where its page lies.
     pub(super) fn touch(line: *const u8) {
@@ -125,13 +126,20 @@ mod x86 {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
     }
 
-    /// Asks for the lines of the turn that comes `AHEAD` bytes after `at`: of this piece, or of the next.
-    #[inline(always)]
-    fn ask(from: *const u8, (at, len): (usize, usize), next: *const u8) {
-        let ahead = at + AHEAD;
-        let lines = if ahead < len { from.wrapping_add(ahead) } else { next.wrapping_add(ahead - len) };
-        for line in (0..STEP).step_by(LINE) {
-            touch(lines.wrapping_add(line));
+    /// In the widest units that the processor has.
+    ///
+    /// # Safety
+    /// As [`super::stream`]; destinations begin a line, `len` is whole steps.
+    pub(super) unsafe fn stream<const N: usize>(pages: [(*mut u8, *const u8); N], len: usize) {
+        if is_x86_feature_detected!("avx512f") {
+            // SAFETY: the caller's, and the processor has the instructions.
+            unsafe { stream_512(pages, len) };
+        } else if is_x86_feature_detected!("avx") {
+            // SAFETY: as above.
+            unsafe { stream_256(pages, len) };
+        } else {
+            // SAFETY: as above; every x86-64 has these instructions.
+            unsafe { stream_128(pages, len) };
         }
     }
 
@@ -139,20 +147,21 @@ mod x86 {
     macro_rules! streaming {
         ($name:ident, $feature:literal, $unit:ty, $load:ident, $store:ident) => {
             /// # Safety
-            /// As [`super::stream`]; `to` starts a line, `len` is a multiple of [`STEP`], the processor has the feature.
+            /// As [`stream`]; the processor has the feature.
             #[target_feature(enable = $feature)]
-            pub(super) unsafe fn $name(to: *mut u8, from: *const u8, len: usize, next: *const u8) {
+            pub(super) unsafe fn $name<const N: usize>(pages: [(*mut u8, *const u8); N], len: usize) {
                 const WIDTH: usize = size_of::<$unit>();
                 for at in (0..len).step_by(STEP) {
-                    ask(from, (at, len), next);
-                    let (to, from) = (to.wrapping_add(at), from.wrapping_add(at));
-                    let units: [$unit; STEP / WIDTH] = std::array::from_fn(|unit| {
-                        // SAFETY: inside the caller's range.
-                        unsafe { $load(from.wrapping_add(unit * WIDTH).cast()) }
-                    });
-                    for (index, unit) in units.into_iter().enumerate() {
-                        // SAFETY: inside the caller's range, and aligned to its width.
-                        unsafe { $store(to.wrapping_add(index * WIDTH).cast(), unit) };
+                    for (to, from) in pages {
+                        let (to, from) = (to.wrapping_add(at), from.wrapping_add(at));
+                        let units: [$unit; STEP / WIDTH] = std::array::from_fn(|unit| {
+                            // SAFETY: inside the caller's range.
+                            unsafe { $load(from.wrapping_add(unit * WIDTH).cast()) }
+                        });
+                        for (index, unit) in units.into_iter().enumerate() {
+                            // SAFETY: inside the caller's range, and aligned to its width.
+                            unsafe { $store(to.wrapping_add(index * WIDTH).cast(), unit) };
+                        }
                     }
                 }
             }
@@ -195,7 +204,7 @@ mod tests {
     fn every_width_moves_the_same_bytes() {
         let ((source, from), (target, to)) = (mapped(8192, 0), mapped(8192, 0xff));
         let (to, from) = (to.base.as_ptr(), from.base.as_ptr().cast_const());
-        type Loop = unsafe fn(*mut u8, *const u8, usize, *const u8);
+        type Loop = unsafe fn([(*mut u8, *const u8); 1], usize);
         let widths: [(bool, Loop); 3] = [
             (is_x86_feature_detected!("avx512f"), x86::stream_512),
             (is_x86_feature_detected!("avx"), x86::stream_256),
@@ -204,7 +213,7 @@ mod tests {
         for (_, stream) in widths.into_iter().filter(|(has, _)| *has) {
             target.write_from(0, &[0; 8192]).unwrap();
             // SAFETY: both mappings have 8192 bytes, start a page, and the processor has the instructions.
-            unsafe { stream(to, from, 8192, from) };
+            unsafe { stream([(to, from)], 8192) };
             order();
             assert!(bytes(&target) == bytes(&source));
         }
