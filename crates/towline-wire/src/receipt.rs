@@ -103,7 +103,7 @@ pub struct Rail {
     pub bytes: u64,
 }
 
-/// Where the time went, in seconds from the call.
+/// Where the time went, in seconds from the call; where the peer had to be connected first, from when it was.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Timings {
     /// Planning: lists checked and merged.
@@ -141,7 +141,7 @@ pub struct Receipt {
     pub staged: bool,
     /// Each device's share.
     pub rails: Vec<Rail>,
-    /// From the call to completion, in seconds.
+    /// From the call to completion, in seconds; where the peer had to be connected first, from when it was.
     pub seconds: f64,
     /// `bytes / seconds / 10⁹`.
     pub gb_per_s: f64,

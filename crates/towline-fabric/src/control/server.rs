@@ -99,7 +99,7 @@ fn engine_card(card: Option<EngineCard>) -> Body {
     match card.map(|card| card.validate().map(|()| card)) {
         Some(Ok(card)) => Body::EngineCard(card.to_wire()),
         Some(Err(error)) => refused("invalid-engine-card", error.to_string()),
-        None => refused("no-engine-card", "this agent belongs to no engine of several ranks".into()),
+        None => refused("no-engine-card", "this agent has no card of an engine".into()),
     }
 }
 
