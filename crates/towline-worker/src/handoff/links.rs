@@ -23,10 +23,10 @@ use super::landing::Landings;
 use super::peers::Peers;
 use super::pulling::Pulling;
 
-/// How often an agent that pulls should tell owners which of their leases it still wants: give it as its
-/// [`Limits::heartbeat`](towline_fabric::Limits). Less than a third of the shortest lease that a worker grants (1 s), as a
-/// reader doesn't know how long its owner's last. It costs a message a pair, and only while leases are held.
-pub const HEARTBEAT: Duration = Duration::from_millis(300);
+/// How often, at least, an agent that pulls tells owners which of their leases it still wants: less than a third of the shortest
+/// lease that a worker grants (1 s), as a reader doesn't know how long its owner's last. It costs a message a pair, and only while
+/// leases are held.
+pub(super) const HEARTBEAT: Duration = Duration::from_millis(300);
 
 /// A rank's way to other engines: its agent, what its connections must be, and those that there are.
 pub struct Links {

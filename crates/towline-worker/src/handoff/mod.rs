@@ -60,11 +60,12 @@ use towline_wire::shard::Sharding;
 pub use early::EarlyTicket;
 pub use keeper::{Hold, Keeper, LeaseStats, RankMemory};
 pub use lender::{GrantError, Lender, LendingRank, Lent, Loan, RankShare};
-pub use links::{HEARTBEAT, Links, PullWatch, RankPull};
+pub use links::{Links, PullWatch, RankPull};
 pub use places::GroupMemory;
 pub use pull::{PullError, Pulled};
 
 use grant::Granter;
+use links::HEARTBEAT;
 
 use crate::pool::KvPool;
 
@@ -97,7 +98,8 @@ fn unix_now() -> Duration {
 /// What a worker's handoff needs to know.
 #[derive(Debug)]
 pub struct HandoffConfig {
-    /// The agent to start: name, engine, key, addresses, transports, fingerprint.
+    /// The agent to start: name, engine, key, addresses, transports, fingerprint. Its heartbeats come often enough for the
+    /// shortest lease of a worker, whatever its limits say.
     pub agent: AgentConfig,
     /// Which transport pulls use.
     pub transport: TransportChoice,
@@ -145,7 +147,7 @@ impl Handoff {
     ///
     /// # Errors
     /// [`HandoffStartError`]: the port is taken, memory is short, a thread can't be started.
-    pub fn start(config: HandoffConfig, pool: KvPool) -> Result<Self, HandoffStartError> {
+    pub fn start(mut config: HandoffConfig, pool: KvPool) -> Result<Self, HandoffStartError> {
         let fences = Arc::new(Memory::allocate("towline-fences", FENCE_SLOTS * SLOT_BYTES)?);
         let geometry = pool.geometry();
         let arrays = vec![Array { base: 0, stride: geometry.block_bytes }];
@@ -153,6 +155,8 @@ impl Handoff {
         let memory = RankMemory { fences: Arc::clone(&fences), groups };
         let keeper = Arc::new(Keeper::new(vec![memory], config.lease_ttl));
         let (key, engine) = (config.agent.key.clone(), config.agent.engine);
+        let heartbeat = &mut config.agent.limits.heartbeat;
+        *heartbeat = HEARTBEAT.min(*heartbeat);
         let agent = Agent::start(config.agent, keeper.owner(0))?;
         let options = |role, leased| RegionOptions { role, peer_writable: false, leased };
         let kv = agent.register(Arc::clone(pool.memory()), options(RegionRole::Kv, true))?;

@@ -25,7 +25,7 @@ pub use config::{Transport, WorkerConfig};
 pub use error::{ServeError, StartError};
 
 use crate::engine::{Engine, EngineConfig, FinishedKv};
-use crate::handoff::{GrantError, HEARTBEAT, Handoff, HandoffConfig};
+use crate::handoff::{GrantError, Handoff, HandoffConfig};
 use crate::http::{
     EngineWithPool, Front, FrontParts, HandoffCounts, KvHandoff, ModelText, Pull, Served, router, serve,
 };
@@ -241,7 +241,7 @@ fn handoff(config: &WorkerConfig, pool: KvPool, fingerprint: Fingerprint) -> Res
         fingerprint,
         copy_threads: config.copy_threads,
         tcp_streams: config.tcp_streams,
-        limits: Limits { heartbeat: HEARTBEAT, ..Limits::default() },
+        limits: Limits::default(),
         telemetry: config.telemetry.clone(),
     };
     let settings = HandoffConfig {

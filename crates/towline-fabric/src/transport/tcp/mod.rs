@@ -6,8 +6,8 @@
 //! three system calls for each MiB. Expected on loopback: what one core copies for one stream, 2 GB/s, and up to what the
 //! cores copy together for several.
 //!
-//! **Measured** (`towline bench kv`, 2026-11-30, 2-core EPYC, loopback, 256 MiB, docs/benchmarks.md): 3.1 GB/s over two
-//! streams and 2.3 over one, at 0.6 processor seconds a GB; raw streams of the same kind 3.1 and 2.1.
+//! **Measured** (`towline bench kv`, 2026-11-30, 2-core Xeon, loopback, 256 MiB, docs/benchmarks.md): 4.8 GB/s over two
+//! streams at 0.42 processor seconds a GB, raw streams of the same kind 4.0; in 4 KiB pages 3.5, raw 3.3.
 //!
 //! A data connection goes to the same port as the control session, with its own handshake; its first answer must
 //! name the same agent and incarnation. A path has up to `tcp_streams` of them, spread over as many threads on both

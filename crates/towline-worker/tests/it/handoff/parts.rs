@@ -4,6 +4,7 @@
 //! the others not, until decode has told what it received.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use towline_wire::handoff::HandoffError;
@@ -109,6 +110,24 @@ async fn layer_zero_is_pulled_while_layer_one_is_still_being_computed() {
         whole(&decode.pool).await;
         assert_eq!(prefill.handoff.leases_held(), 0);
     }
+}
+
+#[tokio::test]
+async fn a_short_lease_lasts_as_long_as_decode_waits_for_layers() {
+    let gate = Arc::<Gate>::default();
+    let behind = Arc::clone(&gate);
+    let setup = Setup { lease_ttl: Duration::from_secs(3), ..Setup::new("prefill", TransportKind::Tcp) };
+    let prefill = Side::start_with(&setup, |model| Gated { model, gate: behind });
+    let decode = Side::start(&Setup::new("decode", TransportKind::Tcp));
+    let prompt = prompt(100, 1);
+    let (_handle, remote) = lend(&prefill, &prompt).await;
+    let direct = async |mut parts: mpsc::UnboundedReceiver<u32>| {
+        assert_eq!(parts.recv().await, Some(0));
+        tokio::time::sleep(2 * setup.lease_ttl).await;
+        gate.allow(usize::MAX);
+        while parts.recv().await.is_some() {}
+    };
+    pull_while(&decode, (&remote, &prompt), direct).await.unwrap();
 }
 
 #[tokio::test]
