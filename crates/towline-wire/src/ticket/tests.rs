@@ -169,6 +169,11 @@ fn ranks_layers_parts_and_counts_must_fit_each_other() {
     assert!(matches!(refusal(empty), TicketError::Layout(_)));
     let long = Ticket { tokens: u32::MAX, ..sharded() };
     assert!(matches!(refusal(long), TicketError::TooMany { what: "tokens", .. }));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "a seal over megabytes takes hours there")]
+fn tables_and_blocks_are_bounded() {
     let tables = Ticket { tables: vec![BlockTable::default(); TABLES_MAX + 1], ..sharded() };
     assert!(matches!(refusal(tables), TicketError::TooMany { what: "tables", .. }));
     let blocks = BlockTable { first_block: 0, blocks: vec![0; (1 << 20) + 1] };
