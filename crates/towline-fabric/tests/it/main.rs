@@ -22,6 +22,7 @@ mod parity;
 mod raw;
 mod refresh;
 mod resources;
+#[path = "../../../../tests/skips.rs"]
 mod skips;
 mod strangers;
 mod streams;

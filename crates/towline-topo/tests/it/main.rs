@@ -13,4 +13,5 @@ mod machine;
 mod mutations;
 mod ports;
 mod recordings;
+#[path = "../../../../tests/skips.rs"]
 mod skips;

@@ -13,6 +13,7 @@ mod e2e;
 mod hygiene;
 mod layering;
 mod process;
+#[path = "../../../../tests/skips.rs"]
 mod skips;
 mod tree;
 mod unsafe_list;
