@@ -8,8 +8,9 @@ use crate::tree;
 const EDGES: &[(&str, u32, &[&str])] = &[
     ("towline-wire", 0, &[]),
     ("towline-topo", 0, &[]),
+    ("towline-ffi", 0, &[]),
     ("towline-kube", 0, &[]),
-    ("towline-fabric", 1, &["towline-wire", "towline-topo"]),
+    ("towline-fabric", 1, &["towline-wire", "towline-topo", "towline-ffi"]),
     ("towline-doctor", 1, &["towline-wire", "towline-topo", "towline-kube"]),
     ("towline-plan", 1, &["towline-wire", "towline-topo"]),
     ("towline-worker", 2, &["towline-wire", "towline-topo", "towline-fabric"]),
@@ -20,6 +21,7 @@ const EDGES: &[(&str, u32, &[&str])] = &[
 const ALL: &[&str] = &[
     "towline-wire",
     "towline-topo",
+    "towline-ffi",
     "towline-kube",
     "towline-fabric",
     "towline-doctor",
