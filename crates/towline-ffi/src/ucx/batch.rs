@@ -11,23 +11,22 @@ use super::abi::{
     RequestParam, StatusPtr,
 };
 use super::context::Mapped;
-use super::endpoint::RemoteKey;
+use super::endpoint::{Endpoint, RemoteKey};
 use super::status::Begun;
-use super::worker::{Ended, Inner, Worker};
+use super::worker::Ended;
 
 /// Is told what became of a batch, or of an endpoint, by [`Worker::progress`].
 pub type Finished = Box<dyn FnOnce(Result<(), UcxError>)>;
 
-/// Requests between one local and one remote memory. When it is dropped nothing more joins; when all that joined are over, and so
-/// nothing touches the local memory any more, it ends, with the first error if there was one.
+/// Requests of one endpoint, between one local and one remote memory if there are any. When it is dropped nothing more joins; when all
+/// that joined are over, and so nothing touches the local memory any more, it ends, with the first error if there was one.
 #[derive(Debug)]
 pub struct Batch(pub(super) Rc<State>);
 
 /// What requests that are in flight refer to.
 pub(super) struct State {
-    worker: Rc<Inner>,
-    pub(super) local: Arc<Mapped>,
-    pub(super) remote: RemoteKey,
+    pub(super) endpoint: Endpoint,
+    pub(super) memories: Option<(Arc<Mapped>, RemoteKey)>,
     /// Requests in flight, and one for the batch itself.
     left: Cell<usize>,
     failed: Cell<Option<(&'static str, RawStatus)>>,
@@ -44,12 +43,21 @@ impl std::fmt::Debug for State {
 }
 
 impl Batch {
-    /// One without requests.
-    pub fn new(worker: &Worker, local: Arc<Mapped>, remote: RemoteKey, finished: Finished) -> Self {
+    /// One without memories, which can only [flush](Batch::flush).
+    pub fn of(endpoint: &Endpoint, finished: Finished) -> Self {
+        Self::new(endpoint, None, finished)
+    }
+
+    /// One that reads and writes.
+    pub fn between(local: Arc<Mapped>, remote: RemoteKey, finished: Finished) -> Self {
+        let endpoint = remote.endpoint().clone();
+        Self::new(&endpoint, Some((local, remote)), finished)
+    }
+
+    fn new(endpoint: &Endpoint, memories: Option<(Arc<Mapped>, RemoteKey)>, finished: Finished) -> Self {
         Self(Rc::new(State {
-            worker: Rc::clone(&worker.0),
-            local,
-            remote,
+            endpoint: endpoint.clone(),
+            memories,
             left: Cell::new(1),
             failed: Cell::new(None),
             finished: Cell::new(Some(finished)),
@@ -73,8 +81,12 @@ impl Batch {
     pub(super) unsafe fn join(&self, call: &'static str, begin: impl FnOnce(&RequestParam) -> StatusPtr) {
         self.0.left.set(self.0.left.get() + 1);
         let mine = Rc::into_raw(Rc::clone(&self.0));
+        let (memory_attr, memh) = match &self.0.memories {
+            Some((local, _)) => (OP_ATTR_MEMORY_TYPE | OP_ATTR_MEMH, local.handle()),
+            None => (0, std::ptr::null_mut()),
+        };
         let param = RequestParam {
-            op_attr_mask: OP_ATTR_CALLBACK | OP_ATTR_USER_DATA | OP_ATTR_MEMORY_TYPE | OP_ATTR_MEMH,
+            op_attr_mask: OP_ATTR_CALLBACK | OP_ATTR_USER_DATA | memory_attr,
             flags: 0,
             request: std::ptr::null_mut(),
             cb: Some(handle_end),
@@ -83,7 +95,7 @@ impl Batch {
             reply_buffer: std::ptr::null_mut(),
             memory_type: MEMORY_TYPE_HOST,
             recv_info: std::ptr::null_mut(),
-            memh: self.0.local.handle(),
+            memh,
         };
         match Begun::from_pointer(begin(&param)) {
             Begun::InFlight(_) => {}
@@ -115,7 +127,7 @@ impl State {
         if self.left.get() > 0 {
             return;
         }
-        let worker = Rc::clone(&self.worker);
+        let worker = Rc::clone(self.endpoint.worker());
         let words = worker.context.ucx.words;
         let outcome = self.failed.get().map_or(Ok(()), |(call, status)| Err(words.error(call, status)));
         if let Some(finished) = self.finished.take() {
@@ -130,6 +142,6 @@ unsafe extern "C" fn handle_end(request: *mut c_void, status: RawStatus, batch: 
     // SAFETY: given away by `join`, and called once.
     let state = unsafe { Rc::from_raw(batch.cast_const().cast::<State>()) };
     // SAFETY: the request is over, and nobody else knows it.
-    unsafe { (state.worker.context.ucx.table.ucp_request_free)(request) };
+    unsafe { (state.endpoint.ucx().table.ucp_request_free)(request) };
     state.end("request", status);
 }

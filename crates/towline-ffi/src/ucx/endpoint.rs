@@ -12,7 +12,7 @@ use super::abi::{
 };
 use super::api::Table;
 use super::batch::{Batch, Finished};
-use super::context::{INVALID_PARAM, filled};
+use super::context::{INVALID_PARAM, Mapped, filled};
 use super::status::{Begun, is_in_progress};
 use super::worker::{Ended, Inner, Worker};
 use super::{Ucx, UcxError};
@@ -128,6 +128,10 @@ impl Endpoint {
         self.0.close();
     }
 
+    pub(super) fn worker(&self) -> &Rc<Inner> {
+        &self.0.worker
+    }
+
     pub(super) fn ucx(&self) -> &Ucx {
         &self.0.worker.context.ucx
     }
@@ -210,6 +214,12 @@ unsafe extern "C" fn handle_failure(health: *mut c_void, _: *mut Ep, status: Raw
 #[derive(Clone, Debug)]
 pub struct RemoteKey(Rc<Unpacked>);
 
+impl RemoteKey {
+    pub(super) fn endpoint(&self) -> &Endpoint {
+        &self.0.endpoint
+    }
+}
+
 #[derive(Debug)]
 struct Unpacked {
     endpoint: Endpoint,
@@ -238,11 +248,8 @@ impl Batch {
     /// Reads a piece. Bytes are in place when the batch has ended.
     pub fn get(&self, piece: Piece) {
         const CALL: &str = "ucp_get_nbx";
-        let Some((ep, key)) = self.ends(CALL) else { return };
-        let local = &self.0.local;
-        let Some(to) = local.at(piece.local_offset, piece.len).filter(|_| local.memory().is_writable())
-        else {
-            return self.fail(CALL, INVALID_PARAM);
+        let Some((ep, key, to)) = self.ends(CALL, piece, |local| local.memory().is_writable()) else {
+            return;
         };
         let begin = |param: &RequestParam| {
             // SAFETY: the range is inside the batch's local memory, which may be written; endpoint and key are the batch's.
@@ -256,10 +263,7 @@ impl Batch {
     /// ended in which [`Batch::flush`] came after.
     pub fn put(&self, piece: Piece) {
         const CALL: &str = "ucp_put_nbx";
-        let Some((ep, key)) = self.ends(CALL) else { return };
-        let Some(from) = self.0.local.at(piece.local_offset, piece.len) else {
-            return self.fail(CALL, INVALID_PARAM);
-        };
+        let Some((ep, key, from)) = self.ends(CALL, piece, |_| true) else { return };
         let begin = |param: &RequestParam| {
             // SAFETY: the range is inside the batch's local memory; endpoint and key are the batch's.
             unsafe {
@@ -270,10 +274,10 @@ impl Batch {
         unsafe { self.join(CALL, begin) };
     }
 
-    /// Ends when all that was asked of the endpoint before is done at the peer.
+    /// Ends when all that was asked of the endpoint before is done at the peer, and the peer has answered.
     pub fn flush(&self) {
         const CALL: &str = "ucp_ep_flush_nbx";
-        let Some((ep, _)) = self.ends(CALL) else { return };
+        let Some(ep) = self.0.endpoint.0.handle() else { return self.fail(CALL, CANCELED) };
         let begin = |param: &RequestParam| {
             // SAFETY: an endpoint of this thread's.
             unsafe { (self.table().ucp_ep_flush_nbx)(ep, param) }
@@ -282,16 +286,28 @@ impl Batch {
         unsafe { self.join(CALL, begin) };
     }
 
-    fn ends(&self, call: &'static str) -> Option<(*mut Ep, *mut Rkey)> {
-        let remote = &self.0.remote.0;
-        let ends = remote.endpoint.0.handle().map(|ep| (ep, remote.handle.as_ptr()));
-        if ends.is_none() {
+    /// What a request of a piece needs; without it the batch fails.
+    fn ends(
+        &self,
+        call: &'static str,
+        piece: Piece,
+        fits: impl FnOnce(&Mapped) -> bool,
+    ) -> Option<(*mut Ep, *mut Rkey, *mut u8)> {
+        let Some(ep) = self.0.endpoint.0.handle() else {
             self.fail(call, CANCELED);
+            return None;
+        };
+        let memories = self.0.memories.as_ref().filter(|(local, _)| fits(local));
+        let ends = memories.and_then(|(local, remote)| {
+            Some((ep, remote.0.handle.as_ptr(), local.at(piece.local_offset, piece.len)?))
+        });
+        if ends.is_none() {
+            self.fail(call, INVALID_PARAM);
         }
         ends
     }
 
     fn table(&self) -> &Table {
-        &self.0.remote.0.endpoint.ucx().table
+        &self.0.endpoint.ucx().table
     }
 }

@@ -103,7 +103,7 @@ fn until(sides: [&Side; 2], enough: impl Fn() -> bool) {
 /// Makes a batch by `ask`, and gives what became of it.
 fn run(sides: [&Side; 2], key: &RemoteKey, ask: impl FnOnce(&Batch)) -> Result<(), UcxError> {
     let outcome = Outcome::default();
-    let batch = Batch::new(&sides[0].worker, Arc::clone(&sides[0].mapped), key.clone(), outcome.finished());
+    let batch = Batch::between(Arc::clone(&sides[0].mapped), key.clone(), outcome.finished());
     ask(&batch);
     drop(batch);
     until(sides, || outcome.is_there());
@@ -174,7 +174,7 @@ fn a_batch_ends_once_when_all_that_joined_have_and_it_was_dropped() {
     let (endpoint, _failed) = here.connect(&there, ErrorHandling::Peer);
     let key = endpoint.unpack(&there.mapped.key().unwrap()).unwrap();
     let outcome = Outcome::default();
-    let batch = Batch::new(&here.worker, Arc::clone(&here.mapped), key, outcome.finished());
+    let batch = Batch::between(Arc::clone(&here.mapped), key, outcome.finished());
     (0..1000).for_each(|page| batch.get(piece(&there, page * 1024, page * 1024, 1024)));
     let seen = Cell::new(0);
     until([&here, &there], || {
@@ -188,6 +188,24 @@ fn a_batch_ends_once_when_all_that_joined_have_and_it_was_dropped() {
 }
 
 #[test]
+fn a_flush_ends_once_the_peer_has_answered() {
+    let Some(ucx) = ucx() else { return };
+    let context = context(&ucx, "tcp");
+    let (here, there) = (Side::new(&context, |_| 0), Side::new(&context, |_| 1));
+    let (endpoint, _failed) = here.connect(&there, ErrorHandling::Peer);
+    let outcome = Outcome::default();
+    Batch::of(&endpoint, outcome.finished()).flush();
+    (0..1000).for_each(|_| _ = here.worker.progress());
+    assert!(!outcome.is_there(), "the peer hasn't looked");
+    until([&here, &there], || outcome.is_there());
+    outcome.take().unwrap();
+    let outcome = Outcome::default();
+    Batch::of(&endpoint, outcome.finished()).get(piece(&there, 0, 0, 1));
+    until([&here, &there], || outcome.is_there());
+    assert!(outcome.take().is_err(), "it has no memories");
+}
+
+#[test]
 fn closing_an_endpoint_ends_what_is_in_flight_and_lets_go_of_the_memory() {
     let Some(ucx) = ucx() else { return };
     let context = context(&ucx, "tcp");
@@ -196,7 +214,7 @@ fn closing_an_endpoint_ends_what_is_in_flight_and_lets_go_of_the_memory() {
     {
         let (endpoint, _failed) = here.connect(&there, ErrorHandling::Peer);
         let key = endpoint.unpack(&there.mapped.key().unwrap()).unwrap();
-        let batch = Batch::new(&here.worker, Arc::clone(&here.mapped), key, outcome.finished());
+        let batch = Batch::between(Arc::clone(&here.mapped), key, outcome.finished());
         batch.get(piece(&there, 0, 0, LEN));
         // The peer doesn't progress, so nothing can have come.
         endpoint.close();
@@ -284,7 +302,7 @@ fn a_worker_wakes_whoever_sleeps_on_its_file() {
         there.worker.progress();
     }
     let outcome = Outcome::default();
-    let batch = Batch::new(&here.worker, Arc::clone(&here.mapped), key, outcome.finished());
+    let batch = Batch::between(Arc::clone(&here.mapped), key, outcome.finished());
     batch.get(piece(&there, 0, 0, 4096));
     drop(batch);
     let file = there.worker.event_fd().unwrap();
