@@ -68,6 +68,7 @@ fn agent(name: &str) -> Agent {
         copy_threads: 2,
         tcp_streams: 2,
         limits,
+        ucx: None,
         telemetry: None,
     };
     Agent::start(config, Arc::new(Anything)).unwrap()

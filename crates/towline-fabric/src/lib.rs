@@ -40,3 +40,4 @@ pub use error::{ConnectError, ControlError, Reasons, StartError, TransferError};
 pub use pending::Pending;
 pub use region::{Access, Memory, MemoryOptions, Pages, RangeError, RegisterError};
 pub use telemetry::{EndedTransfer, JsonLines, JsonLinesStats, Telemetry};
+pub use transport::ucx::UcxConfig;

@@ -16,6 +16,7 @@ use towline_wire::lease::LeaseError;
 use towline_wire::receipt::TransportKind;
 
 use crate::telemetry::Telemetry;
+use crate::transport::ucx::UcxConfig;
 
 /// Where agents of one host find each other's shared memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -92,6 +93,8 @@ pub struct AgentConfig {
     pub tcp_streams: usize,
     /// Bounds.
     pub limits: Limits,
+    /// UCX, if it is to be opened.
+    pub ucx: Option<UcxConfig>,
     /// Who is told what each transfer came to.
     pub telemetry: Option<Arc<dyn Telemetry>>,
 }

@@ -14,7 +14,7 @@
 use std::collections::VecDeque;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use towline_wire::card::AgentCard;
@@ -47,6 +47,8 @@ pub(super) struct Route {
     /// Preferred first.
     pub(super) candidates: Vec<Arc<dyn Transport>>,
     pub(super) ruled_out: RuledOut,
+    /// All that there are, preferred first.
+    order: Vec<TransportKind>,
     /// `host:port`.
     pub(super) address: String,
     pub(super) options: ConnectOptions,
@@ -71,7 +73,16 @@ impl Route {
         {
             ruled_out.push((kind, "this build does not have it".into()));
         }
-        Self { candidates, ruled_out, address: address.into(), options }
+        let order = statuses.iter().map(|status| status.kind).collect();
+        Self { candidates, ruled_out, order, address: address.into(), options }
+    }
+
+    /// Of the transports that won't do, those that would have been preferred to `taken`.
+    fn passed_over(&self, taken: TransportKind, mut ruled_out: RuledOut) -> RuledOut {
+        let rank = |kind| self.order.iter().position(|known| *known == kind);
+        ruled_out.retain(|(kind, _)| rank(*kind) < rank(taken));
+        ruled_out.sort_by_key(|(kind, _)| rank(*kind));
+        ruled_out
     }
 
     /// Only over what `card`, which may be a part of one, offers.
@@ -129,6 +140,14 @@ impl Tried {
     }
 }
 
+/// A dial whose peer is still opening the transport that is wanted.
+struct Waiting {
+    met: (Arc<Session>, Arc<View>),
+    /// Of the candidates.
+    index: usize,
+    tried: Tried,
+}
+
 /// Takes the outcome of a dial, and where the peer's card is kept.
 pub(super) type Done = Box<dyn FnOnce(Result<(Arc<PeerShared>, Arc<View>), ConnectError>) + Send>;
 
@@ -142,6 +161,7 @@ struct Dial {
     seat: Mutex<Option<Seat>>,
     timer: OnceLock<TimerKey>,
     addresses: Mutex<VecDeque<SocketAddr>>,
+    waiting: Mutex<Option<Waiting>>,
 }
 
 /// Makes a connection.
@@ -182,6 +202,7 @@ impl Dial {
             seat: Mutex::new(seat),
             timer: OnceLock::new(),
             addresses: Mutex::default(),
+            waiting: Mutex::default(),
         });
         let timed: Arc<dyn Timed> = Arc::<Self>::clone(&dial);
         let _ = dial.timer.set(environment.io.timers().insert(until, Arc::downgrade(&timed)));
@@ -278,7 +299,9 @@ impl Dial {
         session.state.open();
         let watch = PathWatch::new(&session.state);
         let events = Arc::<PathWatch>::clone(&watch);
-        let peer = PeerAddress { card: view.newest(), socket: session.socket, until: self.until, events };
+        let (card, insists) = (view.newest(), self.route.options.transport != TransportChoice::Auto);
+        let (socket, revision) = (session.socket, card.revision);
+        let peer = PeerAddress { card, socket, until: self.until, insists, events };
         let (dial, kind, address) = (Arc::clone(self), transport.kind(), peer.clone());
         let by_key = !transport.capabilities().checked_by_owner;
         let follower = by_key.then(|| Arc::clone(&transport));
@@ -295,6 +318,9 @@ impl Dial {
                 drop(session);
                 dial.fail(ConnectError::PeerRestarted { agent, expected, found });
             }
+            Err(PathError::Opening(_)) if insists => {
+                dial.wait_for_news(Waiting { met: (session, view), index, tried }, revision);
+            }
             Err(error) => {
                 let reason = error.to_string();
                 tracing::info!(peer = %session.card.agent, transport = %kind, reason, "transport passed over");
@@ -304,6 +330,26 @@ impl Dial {
             }
         };
         transport.connect(&peer, Box::new(opened));
+    }
+
+    /// Tries again when the peer has a newer card than that of `revision`, or is lost.
+    fn wait_for_news(self: &Arc<Self>, waiting: Waiting, revision: u64) {
+        let state = Arc::clone(&waiting.met.0.state);
+        *self.waiting() = Some(waiting);
+        let dial = Arc::clone(self);
+        state.await_news(revision, Box::new(move || dial.resume()));
+    }
+
+    fn resume(self: &Arc<Self>) {
+        let Some(Waiting { met, index, tried }) = self.waiting().take() else { return };
+        match ended(&met.0) {
+            Some(_) => self.give_up(met.0, tried),
+            None => self.try_transport(met, index, tried),
+        }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Option<Waiting>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends it without a path.
@@ -338,7 +384,10 @@ impl Dial {
             }
         }
         match self.take_done() {
-            Some(done) => self.deliver(met, (opened, Reasons(tried.passed_over)), violation, done),
+            Some(done) => {
+                let passed_over = self.route.passed_over(opened.transport, tried.passed_over);
+                self.deliver(met, (opened, Reasons(passed_over)), violation, done);
+            }
             None => opened.path.close(),
         }
     }
@@ -427,6 +476,8 @@ fn ended(session: &Session) -> Option<String> {
 
 impl Timed for Dial {
     fn handle_deadline(&self) {
+        // It refers to the session, which refers to this.
+        drop(self.waiting().take());
         self.fail(self.explain(SessionError::Deadline));
     }
 }

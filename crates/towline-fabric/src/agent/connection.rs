@@ -116,7 +116,12 @@ struct Parts {
     view: Option<Arc<View>>,
     /// The path, if it must follow the card.
     follows: Option<Weak<FollowingPath>>,
+    /// Who waits for a newer card, or the end.
+    news: Option<News>,
 }
+
+/// Is called once.
+type News = Box<dyn FnOnce() + Send>;
 
 impl PeerState {
     /// Names the session, and where its card is kept.
@@ -128,6 +133,18 @@ impl PeerState {
     /// Notes that a path is being opened.
     pub(super) fn open(&self) {
         self.parts().opening = true;
+    }
+
+    /// Calls `news` once a card newer than that of `revision` has come, or the connection has gone down.
+    pub(super) fn await_news(&self, revision: u64, news: News) {
+        let mut parts = self.parts();
+        if self.down().is_none() && parts.view.as_ref().is_none_or(|view| view.newest().revision <= revision)
+        {
+            parts.news = Some(news);
+            return;
+        }
+        drop(parts);
+        news();
     }
 
     /// Names the path, opened for the state of the card `of`. If the connection has gone down already, it is closed now;
@@ -182,10 +199,10 @@ impl PeerState {
         }
         *down = Some((reason.into(), side));
         drop(down);
-        let parts = self.parts();
+        let mut parts = self.parts();
         let path = parts.path.as_ref().and_then(|(path, _)| path.upgrade());
         let link = parts.link.as_ref().and_then(Weak::upgrade);
-        let view = parts.view.clone();
+        let (view, news) = (parts.view.clone(), parts.news.take());
         drop(parts);
         if let Some(path) = path {
             path.close();
@@ -195,6 +212,9 @@ impl PeerState {
         }
         if let Some(view) = view {
             view.handle_down(reason);
+        }
+        if let Some(news) = news {
+            news();
         }
     }
 
@@ -218,6 +238,10 @@ impl LinkEvents for PeerState {
             return Ok(());
         }
         tracing::debug!(peer = %card.agent, revision = card.revision, regions = card.regions.len(), "card changed");
+        let news = self.parts().news.take();
+        if let Some(news) = news {
+            news();
+        }
         match follows {
             _ if opening => {}
             Some(path) => path.follow(card, &view),

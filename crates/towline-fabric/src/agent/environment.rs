@@ -2,13 +2,14 @@
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use towline_topo::place::Place;
 use towline_topo::system::Live;
 use towline_wire::auth::{ClusterKey, Identity};
 use towline_wire::card::{AgentCard, Endpoint, Fingerprint};
-use towline_wire::id::{BootEpoch, EngineId};
+use towline_wire::id::{BootEpoch, EngineId, RegionId};
+use towline_wire::receipt::TransportKind;
 
 use super::config::{AgentConfig, Limits, Owner, ShmConfig};
 use super::lease::Heart;
@@ -20,6 +21,7 @@ use crate::control::Subscribers;
 use crate::io::Io;
 use crate::telemetry::Telemetry;
 use crate::transport::shm::Copiers;
+use crate::transport::ucx::UcxConfig;
 
 /// One agent's identity, books and threads.
 pub(crate) struct Environment {
@@ -28,6 +30,7 @@ pub(crate) struct Environment {
     pub(crate) limits: Limits,
     pub(crate) shm: ShmConfig,
     pub(crate) tcp: bool,
+    pub(crate) ucx: Option<UcxConfig>,
     pub(crate) telemetry: Option<Arc<dyn Telemetry>>,
     pub(crate) owner: Arc<dyn Owner>,
     /// Control sessions, deadlines, listeners, and the first lane.
@@ -46,7 +49,7 @@ pub(crate) struct Environment {
     pub(crate) place: Place,
     engine: EngineId,
     fingerprint: Fingerprint,
-    endpoints: OnceLock<Vec<Endpoint>>,
+    endpoints: Mutex<Vec<Endpoint>>,
 }
 
 impl Environment {
@@ -62,6 +65,7 @@ impl Environment {
             limits: config.limits,
             shm: config.shm,
             tcp: config.tcp,
+            ucx: config.ucx,
             telemetry: config.telemetry,
             owner,
             more_lanes,
@@ -75,7 +79,7 @@ impl Environment {
             place: place::read(&Live),
             engine: config.engine,
             fingerprint: config.fingerprint,
-            endpoints: OnceLock::new(),
+            endpoints: Mutex::default(),
             io,
         })
     }
@@ -99,9 +103,29 @@ impl Environment {
         self.more_lanes.iter().chain([&self.io]).for_each(|io| io.stop());
     }
 
-    /// Sets the card's endpoints, once, before anybody can ask for it.
-    pub(crate) fn publish_endpoints(&self, endpoints: Vec<Endpoint>) {
-        let _ = self.endpoints.set(endpoints);
+    /// Puts a transport on the card, before anybody can ask for it.
+    pub(crate) fn publish(&self, endpoint: Endpoint) {
+        self.endpoints().push(endpoint);
+    }
+
+    /// Puts one on the card that was opened later, with its keys for regions; peers that follow the card are told.
+    pub(crate) fn offer(&self, endpoint: Endpoint, keys: Vec<(RegionId, Vec<u8>)>) {
+        let transport = endpoint.transport;
+        self.endpoints().retain(|before| before.transport != transport);
+        self.publish(endpoint);
+        self.regions.offer(transport, keys);
+        Subscribers::announce(self);
+    }
+
+    /// Takes one off the card that couldn't be opened.
+    pub(crate) fn withdraw(&self, transport: TransportKind) {
+        self.endpoints().retain(|endpoint| endpoint.transport != transport);
+        self.regions.offer(transport, Vec::new());
+        Subscribers::announce(self);
+    }
+
+    fn endpoints(&self) -> MutexGuard<'_, Vec<Endpoint>> {
+        self.endpoints.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The card as it is now.
@@ -111,7 +135,7 @@ impl Environment {
             agent: self.identity.agent.clone(),
             engine: self.engine,
             boot_epoch: self.identity.boot_epoch,
-            endpoints: self.endpoints.get().cloned().unwrap_or_default(),
+            endpoints: self.endpoints().clone(),
             regions,
             fingerprint: self.fingerprint.clone(),
             fence_region: roles.fence,

@@ -246,7 +246,14 @@ impl Agent {
 
     /// The transports of this build, preferred first, each with its capabilities or the reason why it is unavailable.
     pub fn transports(&self) -> Vec<TransportStatus> {
-        self.0.statuses.clone()
+        let mut statuses = self.0.statuses.clone();
+        for transport in &self.0.transports {
+            if let Some(reason) = transport.unavailable() {
+                let status = statuses.iter_mut().find(|status| status.kind == transport.kind());
+                status.into_iter().for_each(|status| status.available = Err(reason.clone()));
+            }
+        }
+        statuses
     }
 
     /// Counters since the start, for metrics.
@@ -285,8 +292,11 @@ impl Running {
                 self.statuses.drain(..).filter_map(|s| Some((s.kind, s.available.err()?))).collect();
             return Err(StartError::NoTransport { reasons: Reasons(reasons) });
         }
-        let endpoint = |t: &Arc<dyn Transport>| Endpoint { transport: t.kind(), address: t.endpoint() };
-        self.environment.publish_endpoints(self.transports.iter().map(endpoint).collect());
+        for transport in &self.transports {
+            if let Some(address) = transport.endpoint() {
+                self.environment.publish(Endpoint { transport: transport.kind(), address });
+            }
+        }
         Ok(())
     }
 }

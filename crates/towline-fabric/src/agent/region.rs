@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use towline_wire::card::{REGIONS_MAX, RegionCard};
 use towline_wire::id::RegionId;
@@ -44,8 +44,9 @@ impl Region {
         let id = environment.regions.next_id();
         let mut keys = Vec::new();
         for transport in transports {
-            keys.push((transport.kind(), transport.register(id, &memory, access)?));
+            keys.extend(transport.register(id, &memory, access)?.map(|key| (transport.kind(), key)));
         }
+        let keys = Mutex::new(keys);
         let entry = Arc::new(RegionEntry { id, memory, options, keys, lent: Lent::default() });
         let region = Self {
             entry: Arc::clone(&entry),
@@ -92,17 +93,21 @@ pub(crate) struct RegionEntry {
     pub(crate) options: RegionOptions,
     /// Which peers have the address of foreign memory.
     pub(crate) lent: Lent,
-    keys: Vec<(TransportKind, Vec<u8>)>,
+    keys: Mutex<Vec<(TransportKind, Vec<u8>)>>,
 }
 
 impl RegionEntry {
+    fn keys(&self) -> MutexGuard<'_, Vec<(TransportKind, Vec<u8>)>> {
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn card(&self) -> RegionCard {
         RegionCard {
             id: self.id,
             len_bytes: self.memory.len(),
             // All memory that can be registered is the host's; device memory will say which device.
             place: "host".into(),
-            keys: self.keys.clone(),
+            keys: self.keys().clone(),
             peer_writable: self.options.peer_writable,
         }
     }
@@ -125,6 +130,8 @@ pub(crate) struct Regions {
 #[derive(Default)]
 struct Book {
     entries: BTreeMap<RegionId, Arc<RegionEntry>>,
+    /// Keys of regions that are being registered. At most one for each of them and each transport.
+    early: Vec<(RegionId, TransportKind, Vec<u8>)>,
     /// Of the card: how often regions came or went.
     revision: u64,
 }
@@ -139,14 +146,30 @@ impl Regions {
         if book.entries.len() >= REGIONS_MAX {
             return Err(RegisterError::TooMany { limit: REGIONS_MAX });
         }
+        for (_, transport, key) in book.early.extract_if(.., |(id, ..)| *id == entry.id) {
+            entry.keys().push((transport, key));
+        }
         book.entries.insert(entry.id, entry);
         book.revision += 1;
         Ok(())
     }
 
+    /// Adds a transport's keys for regions, which may be on their way here.
+    pub(super) fn offer(&self, transport: TransportKind, keys: Vec<(RegionId, Vec<u8>)>) {
+        let mut book = self.book.write().unwrap_or_else(PoisonError::into_inner);
+        for (id, key) in keys {
+            match book.entries.get(&id) {
+                Some(entry) => entry.keys().push((transport, key)),
+                None => book.early.push((id, transport, key)),
+            }
+        }
+        book.revision += 1;
+    }
+
     fn remove(&self, id: RegionId) {
         let mut book = self.book.write().unwrap_or_else(PoisonError::into_inner);
         let entry = book.entries.remove(&id);
+        book.early.retain(|(early, ..)| *early != id);
         book.revision += u64::from(entry.is_some());
         drop(book);
         // Dropped after the lock: unmapping takes time.

@@ -55,6 +55,8 @@ pub struct AgentStats {
     pub shm: TransportTraffic,
     /// Traffic over TCP.
     pub tcp: TransportTraffic,
+    /// Over UCX: what this agent read and wrote; what peers did of their own is not seen.
+    pub ucx: TransportTraffic,
 }
 
 /// The atomics behind [`TransportTraffic`].
@@ -120,12 +122,17 @@ pub(crate) struct Counters {
     pub(crate) heartbeats: AtomicU64,
     shm: Traffic,
     tcp: Traffic,
+    ucx: Traffic,
 }
 
 impl Counters {
     /// The traffic of a transport; those to come get their own when they do.
     pub(crate) fn traffic(&self, kind: TransportKind) -> &Traffic {
-        if kind == TransportKind::Shm { &self.shm } else { &self.tcp }
+        match kind {
+            TransportKind::Shm => &self.shm,
+            TransportKind::Ucx => &self.ucx,
+            TransportKind::Tcp | TransportKind::Libfabric => &self.tcp,
+        }
     }
 
     pub(crate) fn snapshot(&self) -> AgentStats {
@@ -148,6 +155,7 @@ impl Counters {
             heartbeats: of(&self.heartbeats),
             shm: self.shm.snapshot(),
             tcp: self.tcp.snapshot(),
+            ucx: self.ucx.snapshot(),
         }
     }
 }

@@ -63,7 +63,7 @@ impl Memory {
         // only for what the mapping and `writable` below allow.
         let mut memory = unsafe { Self::foreign(base, len, access, guard) }?;
         memory.writable = access == Access::PeersWrite;
-        if let Backing::Foreign(foreign) = &mut memory.backing {
+        if let Some(Backing::Foreign(foreign)) = Arc::get_mut(&mut memory.backing) {
             foreign.file = Some(file);
         }
         Ok(memory)
@@ -235,7 +235,7 @@ mod tests {
         memory.write_from(4498, b"kv").unwrap();
         assert!(fs::read(&path).unwrap().ends_with(b"kv"));
         // Even if it happens after the check.
-        let Backing::Foreign(foreign) = &memory.backing else { panic!("a file is foreign memory") };
+        let Backing::Foreign(foreign) = &*memory.backing else { panic!("a file is foreign memory") };
         let mut bytes = [0; 1000];
         // SAFETY: a buffer of this test's.
         let read = unsafe { foreign.file.as_ref().unwrap().read(9000, bytes.as_mut_ptr(), 1000) };

@@ -66,7 +66,7 @@ impl Memory {
         let failed = |errno| RegisterError::Allocate { len, step: "getrandom", errno };
         let nonce = fresh_nonce().map_err(failed)?;
         let backing = Backing::Foreign(Foreign { mark: Mark::new(nonce), file: None, _guard: guard });
-        Ok(Self { base, len: size, writable: true, access, nonce, backing })
+        Ok(Self::new((base, size), (true, access), nonce, backing))
     }
 }
 

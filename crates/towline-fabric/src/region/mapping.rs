@@ -78,7 +78,7 @@ impl Memory {
             },
         };
         let (base, backing) = (mapping.base, Backing::Own(mapping));
-        Ok(Self { base, len: size, writable: true, access: options.access, nonce, backing })
+        Ok(Self::new((base, size), (true, options.access), nonce, backing))
     }
 
     /// Maps a peer's memfd, after checking what makes that safe: it is sealed against shrinking (else a read could
@@ -105,7 +105,7 @@ impl Memory {
         let (base, bytes) = map(&fd, promised, protection, MapFlags::SHARED).map_err(failed("mmap"))?;
         let mapping = Mapping { base, bytes, fd, page_bytes, why_normal: None };
         let nonce = mapping.nonce();
-        Ok(Self { base, len: size, writable, access, nonce, backing: Backing::Peer(mapping) })
+        Ok(Self::new((base, size), (writable, access), nonce, Backing::Peer(mapping)))
     }
 }
 

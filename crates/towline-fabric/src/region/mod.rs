@@ -20,6 +20,7 @@
 //! Memory of a device will be a further kind; transports see only what [`Memory`] offers them.
 #![expect(unsafe_code, reason = "maps memory, and copies it by address here and in other processes")]
 
+mod attached;
 mod copy;
 mod error;
 mod file;
@@ -30,6 +31,7 @@ mod pages;
 mod process;
 mod zerocopy;
 
+pub(crate) use attached::Attacher;
 pub(crate) use copy::{Piece, Stores};
 pub use error::{RangeError, RegisterError};
 pub(crate) use foreign::Place;
@@ -41,8 +43,10 @@ pub(crate) use zerocopy::ZeroCopy;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use attached::Attached;
 use file::MappedFile;
 use foreign::Foreign;
 use mapping::Mapping;
@@ -53,12 +57,14 @@ pub const REGION_BYTES_MAX: u64 = 1 << 40;
 /// Bytes that peers may address; the agent keeps it alive while a transfer uses it.
 #[derive(Debug)]
 pub struct Memory {
+    // Before the backing: fields are dropped in this order.
+    attached: Attached,
     base: NonNull<u8>,
     len: usize,
     writable: bool,
     access: Access,
     nonce: Nonce,
-    backing: Backing,
+    backing: Arc<Backing>,
 }
 
 /// What keeps the bytes in their place, and is let go of when the memory is dropped.
@@ -71,6 +77,11 @@ enum Backing {
     /// Somebody else's, in this process.
     Foreign(Foreign),
 }
+
+// SAFETY: it only keeps the bytes: what it knows of them is used to unmap, by its last holder, and to read a nonce atomically.
+unsafe impl Send for Backing {}
+// SAFETY: as above.
+unsafe impl Sync for Backing {}
 
 /// What proves that a mapping, or an address, is the memory a card speaks of.
 pub type Nonce = [u8; NONCE_BYTES];
@@ -104,6 +115,16 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
+    fn new(
+        (base, len): (NonNull<u8>, usize),
+        (writable, access): (bool, Access),
+        nonce: Nonce,
+        backing: Backing,
+    ) -> Self {
+        let (attached, backing) = (Attached::default(), Arc::new(backing));
+        Self { attached, base, len, writable, access, nonce, backing }
+    }
+
     /// What was drawn when the memory was made; a card's key for transports that map.
     pub fn nonce(&self) -> &Nonce {
         &self.nonce
@@ -111,7 +132,7 @@ impl Memory {
 
     /// The nonce as it stands beside the bytes now.
     pub fn mapped_nonce(&self) -> Nonce {
-        match &self.backing {
+        match &*self.backing {
             Backing::Own(mapping) | Backing::Peer(mapping) => mapping.nonce(),
             Backing::Foreign(foreign) => foreign.nonce(),
         }
@@ -129,7 +150,7 @@ impl Memory {
 
     /// Whether it is a peer's, mapped here.
     pub fn is_peers(&self) -> bool {
-        matches!(self.backing, Backing::Peer(_))
+        matches!(*self.backing, Backing::Peer(_))
     }
 
     /// Size in bytes.
@@ -160,7 +181,7 @@ impl Memory {
 
     /// Where foreign memory lies, for peers on the same host.
     pub(crate) fn place(&self) -> Option<Place> {
-        match &self.backing {
+        match &*self.backing {
             Backing::Foreign(foreign) => Some(foreign.place(self.base)),
             Backing::Own(_) | Backing::Peer(_) => None,
         }
@@ -177,14 +198,14 @@ impl Memory {
     }
 
     fn file(&self) -> Option<&MappedFile> {
-        match &self.backing {
+        match &*self.backing {
             Backing::Foreign(foreign) => foreign.file.as_deref(),
             Backing::Own(_) | Backing::Peer(_) => None,
         }
     }
 
     fn mapping(&self) -> Option<&Mapping> {
-        match &self.backing {
+        match &*self.backing {
             Backing::Own(mapping) | Backing::Peer(mapping) => Some(mapping),
             Backing::Foreign(_) => None,
         }

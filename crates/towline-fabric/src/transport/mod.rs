@@ -19,6 +19,7 @@
 
 pub mod shm;
 pub mod tcp;
+pub mod ucx;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -48,14 +49,25 @@ pub trait Transport: Send + Sync {
     /// What it can do.
     fn capabilities(&self) -> Capabilities;
 
-    /// Its address for the agent's card; at most 4096 bytes.
-    fn endpoint(&self) -> Vec<u8>;
+    /// Why it turned out not to be available, for one that opens in the background.
+    fn unavailable(&self) -> Option<String> {
+        None
+    }
 
-    /// Offers `memory` to peers. Answers with the key for the card; at most 4096 bytes.
+    /// Its address for the agent's card, at most 4096 bytes; nothing from one that opens in the background and tells later.
+    fn endpoint(&self) -> Option<Vec<u8>>;
+
+    /// Offers `memory` to peers. Answers with the key for the card, at most 4096 bytes; with nothing when it doesn't offer it, or tells
+    /// later.
     ///
     /// # Errors
     /// [`RegisterError`] when the memory is not of a kind that it can offer for `access`.
-    fn register(&self, id: RegionId, memory: &Arc<Memory>, access: Access) -> Result<Vec<u8>, RegisterError>;
+    fn register(
+        &self,
+        id: RegionId,
+        memory: &Arc<Memory>,
+        access: Access,
+    ) -> Result<Option<Vec<u8>>, RegisterError>;
 
     /// Takes the offer back, as far as the transport can: see each transport.
     fn deregister(&self, id: RegionId);
@@ -106,6 +118,8 @@ pub struct PeerAddress {
     pub socket: SocketAddr,
     /// When the caller stops waiting for the path.
     pub until: Instant,
+    /// Whether the caller wants this transport and no other, and so waits while it is opened in the background.
+    pub insists: bool,
     /// Whom to tell that the path went down.
     pub events: Arc<dyn PathEvents>,
 }
@@ -144,6 +158,9 @@ pub enum PathError {
     /// The owner refused the request.
     #[error("the owner refused: {0:?}")]
     Refused(Status),
+    /// It is still being opened in the background, on the side that is named. A newer card may offer it.
+    #[error("{0} is still opening it")]
+    Opening(&'static str),
     /// The transport does not apply to this peer, with the reason.
     #[error("{0}")]
     Unfit(String),
@@ -166,8 +183,9 @@ pub(crate) struct Entry {
 pub(crate) type Availability = Result<Arc<dyn Transport>, String>;
 
 /// The transports of this build, preferred first.
-pub(crate) static REGISTRY: [Entry; 2] = [
+pub(crate) static REGISTRY: [Entry; 3] = [
     Entry { kind: TransportKind::Shm, open: shm::open },
+    Entry { kind: TransportKind::Ucx, open: ucx::open },
     Entry { kind: TransportKind::Tcp, open: tcp::open },
 ];
 

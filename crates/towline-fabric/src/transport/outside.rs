@@ -24,11 +24,20 @@ impl Transport for Outside {
         self.0.capabilities()
     }
 
-    fn endpoint(&self) -> Vec<u8> {
+    fn unavailable(&self) -> Option<String> {
+        self.0.unavailable()
+    }
+
+    fn endpoint(&self) -> Option<Vec<u8>> {
         self.0.endpoint()
     }
 
-    fn register(&self, id: RegionId, memory: &Arc<Memory>, access: Access) -> Result<Vec<u8>, RegisterError> {
+    fn register(
+        &self,
+        id: RegionId,
+        memory: &Arc<Memory>,
+        access: Access,
+    ) -> Result<Option<Vec<u8>>, RegisterError> {
         self.0.register(id, memory, access)
     }
 

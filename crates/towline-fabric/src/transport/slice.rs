@@ -92,6 +92,11 @@ impl Slice {
         &self.runs
     }
 
+    /// The pieces, for longer than the slice.
+    pub(crate) fn shared_runs(&self) -> Arc<[Run]> {
+        Arc::clone(&self.runs)
+    }
+
     /// The pieces on the peer's side.
     pub fn remote_extents(&self) -> Vec<Extent> {
         self.runs().iter().map(|run| Extent { offset: run.remote, len: run.len }).collect()

@@ -28,3 +28,4 @@ mod strangers;
 mod streams;
 mod support;
 mod telemetry;
+mod ucx;

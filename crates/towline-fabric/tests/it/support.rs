@@ -2,22 +2,26 @@
 
 use std::any::Any;
 use std::collections::VecDeque;
+use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU8;
-use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use towline_fabric::{
     Access, Agent, AgentConfig, ConnectOptions, Limits, Memory, Owner, Peer, Pending, Region, RegionOptions,
-    ShmConfig, TransferError, TransferRequest, TransportChoice,
+    ShmConfig, TransferError, TransferRequest, TransportChoice, UcxConfig,
 };
+use towline_ffi::ucx::Ucx;
 use towline_wire::auth::{ClusterKey, Identity};
 use towline_wire::blocks::{BlockList, Extent};
 use towline_wire::card::{AgentCard, Fingerprint};
 use towline_wire::frame::Status;
 use towline_wire::id::{AgentName, EngineId, Generation, LeaseId, RegionId};
 use towline_wire::lease::LeaseError;
-use towline_wire::receipt::{Op, TransportKind};
+use towline_wire::receipt::{EvidenceClass, Op, TransportKind};
+
+use crate::skips;
 
 /// The transports whose conformance is tested: all that this build has and that open here.
 pub(crate) const KINDS: [TransportKind; 2] = [TransportKind::Shm, TransportKind::Tcp];
@@ -44,7 +48,16 @@ impl Case {
         match (self.kind, self.made) {
             (TransportKind::Shm, Made::Own) => "mapping",
             (TransportKind::Shm, Made::Foreign) => "cma",
+            (TransportKind::Ucx, _) => "library",
             _ => "socket",
+        }
+    }
+
+    /// How strongly it is shown.
+    pub(crate) fn class(self) -> EvidenceClass {
+        match self.kind {
+            TransportKind::Ucx => EvidenceClass::LibraryCapability,
+            _ => EvidenceClass::LibraryExact,
         }
     }
 }
@@ -56,6 +69,31 @@ pub(crate) const CASES: [Case; 4] = [
     Case { kind: TransportKind::Tcp, made: Made::Own },
     Case { kind: TransportKind::Tcp, made: Made::Foreign },
 ];
+
+/// Those, and UCX where there is one: over its tcp, as no device is needed for that.
+pub(crate) fn cases() -> Vec<Case> {
+    let mut cases = CASES.to_vec();
+    match has_ucx() {
+        Ok(()) => {
+            cases.extend([Made::Own, Made::Foreign].map(|made| Case { kind: TransportKind::Ucx, made }))
+        }
+        Err(why) => skips::note("UCX", &format!("{why} (apt-get install libucx0)")),
+    }
+    cases
+}
+
+/// UCX without devices, from the file that `TOWLINE_UCX_LIBRARY` names, if it does.
+fn ucx_config() -> UcxConfig {
+    let options = [("TLS", "tcp"), ("NET_DEVICES", "lo")].map(|(name, value)| (name.into(), value.into()));
+    let library = std::env::var_os("TOWLINE_UCX_LIBRARY").map(PathBuf::from);
+    UcxConfig { library, software: true, options: options.into() }
+}
+
+fn has_ucx() -> Result<(), String> {
+    static OPENED: OnceLock<Result<(), String>> = OnceLock::new();
+    let open = || Ucx::open(ucx_config().library.as_deref()).map(drop).map_err(|error| error.to_string());
+    OPENED.get_or_init(open).clone()
+}
 
 /// Long enough for a loaded machine, short enough for a person.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -151,6 +189,7 @@ pub(crate) fn config(agent: &str) -> AgentConfig {
         copy_threads: 2,
         tcp_streams: 2,
         limits: Limits::default(),
+        ucx: None,
         telemetry: None,
     }
 }
@@ -192,6 +231,10 @@ impl Pair {
     }
 
     pub(crate) fn to(kind: TransportKind, memory: Arc<Memory>, options: RegionOptions) -> Self {
+        let config = |name| {
+            let ucx = (kind == TransportKind::Ucx).then(ucx_config);
+            AgentConfig { ucx, ..config(name) }
+        };
         let (owner, book) = start(config("owner"));
         let region = owner.register(memory, options).unwrap();
         let (reader, _) = start(config("reader"));

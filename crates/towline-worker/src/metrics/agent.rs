@@ -8,7 +8,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use towline_fabric::AgentStats;
-use towline_wire::receipt::TransportKind::{self, Shm, Tcp};
+use towline_wire::receipt::TransportKind::{self, Shm, Tcp, Ucx};
 
 use super::{Direction, Transport};
 
@@ -55,9 +55,11 @@ const COUNTERS: [Row; 9] = [
     }),
 ];
 
-const BYTES: [(TransportKind, &str, Count); 6] = [
+const BYTES: [(TransportKind, &str, Count); 8] = [
     (Shm, "read", |stats| stats.shm.bytes_read),
     (Shm, "written", |stats| stats.shm.bytes_written),
+    (Ucx, "read", |stats| stats.ucx.bytes_read),
+    (Ucx, "written", |stats| stats.ucx.bytes_written),
     (Tcp, "read", |stats| stats.tcp.bytes_read),
     (Tcp, "written", |stats| stats.tcp.bytes_written),
     (Tcp, "served", |stats| stats.tcp.bytes_served),
@@ -119,6 +121,7 @@ mod tests {
             heartbeats: 14,
             shm: traffic(20),
             tcp: traffic(30),
+            ucx: traffic(40),
         };
         let mut text = String::new();
         encode(&mut text, &registry(&stats)).unwrap();
@@ -131,6 +134,8 @@ mod tests {
             "towline_agent_bytes_total{transport=\"tcp\",direction=\"received\"} 33",
             "towline_agent_bytes_total{transport=\"tcp\",direction=\"served\"} 32",
             "towline_agent_bytes_total{transport=\"tcp\",direction=\"written\"} 31",
+            "towline_agent_bytes_total{transport=\"ucx\",direction=\"read\"} 40",
+            "towline_agent_bytes_total{transport=\"ucx\",direction=\"written\"} 41",
             "towline_agent_forced_closes_total 10",
             "towline_agent_handshakes_refused_total 5",
             "towline_agent_heartbeats_total 14",

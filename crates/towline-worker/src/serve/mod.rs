@@ -242,6 +242,7 @@ fn handoff(config: &WorkerConfig, pool: KvPool, fingerprint: Fingerprint) -> Res
         copy_threads: config.copy_threads,
         tcp_streams: config.tcp_streams,
         limits: Limits::default(),
+        ucx: None,
         telemetry: config.telemetry.clone(),
     };
     let settings = HandoffConfig {

@@ -92,6 +92,7 @@ pub(crate) fn agent_config(role: &str, key: ClusterKey, threads: Threads) -> Res
         copy_threads: threads.copy,
         tcp_streams: threads.streams,
         limits: Limits::default(),
+        ucx: None,
         telemetry: None,
     };
     Ok(config)

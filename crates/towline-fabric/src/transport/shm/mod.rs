@@ -146,8 +146,8 @@ impl Transport for Shm {
         }
     }
 
-    fn endpoint(&self) -> Vec<u8> {
-        self.endpoint.clone()
+    fn endpoint(&self) -> Option<Vec<u8>> {
+        Some(self.endpoint.clone())
     }
 
     /// The key is the memory's nonce.
@@ -156,11 +156,11 @@ impl Transport for Shm {
         _id: RegionId,
         memory: &Arc<Memory>,
         access: Access,
-    ) -> Result<Vec<u8>, RegisterError> {
+    ) -> Result<Option<Vec<u8>>, RegisterError> {
         if access == Access::PeersWrite && memory.access() != access {
             return Err(RegisterError::Sealed);
         }
-        Ok(memory.nonce().to_vec())
+        Ok(Some(memory.nonce().to_vec()))
     }
 
     /// Peers that mapped it keep it; the fence guards. What was lent is recalled by the region itself.

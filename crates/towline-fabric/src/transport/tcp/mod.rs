@@ -62,8 +62,8 @@ impl Transport for Tcp {
     }
 
     /// Nothing: data goes where control went.
-    fn endpoint(&self) -> Vec<u8> {
-        Vec::new()
+    fn endpoint(&self) -> Option<Vec<u8>> {
+        Some(Vec::new())
     }
 
     /// No key: the session authenticates, and the owner looks each request's region up.
@@ -72,8 +72,8 @@ impl Transport for Tcp {
         _id: RegionId,
         _memory: &Arc<Memory>,
         _access: Access,
-    ) -> Result<Vec<u8>, RegisterError> {
-        Ok(Vec::new())
+    ) -> Result<Option<Vec<u8>>, RegisterError> {
+        Ok(Some(Vec::new()))
     }
 
     fn deregister(&self, _id: RegionId) {}

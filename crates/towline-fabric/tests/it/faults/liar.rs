@@ -79,13 +79,18 @@ impl Transport for Liar {
         }
     }
 
-    fn endpoint(&self) -> Vec<u8> {
-        Vec::new()
+    fn endpoint(&self) -> Option<Vec<u8>> {
+        Some(Vec::new())
     }
 
-    fn register(&self, id: RegionId, memory: &Arc<Memory>, _: Access) -> Result<Vec<u8>, RegisterError> {
+    fn register(
+        &self,
+        id: RegionId,
+        memory: &Arc<Memory>,
+        _: Access,
+    ) -> Result<Option<Vec<u8>>, RegisterError> {
         self.regions.lock().unwrap().insert(id, Arc::clone(memory));
-        Ok(Vec::new())
+        Ok(Some(Vec::new()))
     }
 
     fn deregister(&self, id: RegionId) {

@@ -77,13 +77,18 @@ impl Transport for Staged {
         }
     }
 
-    fn endpoint(&self) -> Vec<u8> {
-        Vec::new()
+    fn endpoint(&self) -> Option<Vec<u8>> {
+        Some(Vec::new())
     }
 
-    fn register(&self, id: RegionId, memory: &Arc<Memory>, _: Access) -> Result<Vec<u8>, RegisterError> {
+    fn register(
+        &self,
+        id: RegionId,
+        memory: &Arc<Memory>,
+        _: Access,
+    ) -> Result<Option<Vec<u8>>, RegisterError> {
         self.0.state.lock().unwrap().regions.insert(id, Arc::clone(memory));
-        Ok(Vec::new())
+        Ok(Some(Vec::new()))
     }
 
     fn deregister(&self, id: RegionId) {

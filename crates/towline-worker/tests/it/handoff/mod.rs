@@ -170,6 +170,7 @@ fn handoff_config(setup: &Setup, fingerprint: Fingerprint) -> HandoffConfig {
             copy_threads: 1,
             tcp_streams: 2,
             limits: Limits::default(),
+            ucx: None,
             telemetry: None,
         },
         transport: setup.transport,

@@ -149,6 +149,7 @@ async fn a_peer_learns_of_a_workers_engine_from_its_agent() {
             copy_threads: 1,
             tcp_streams: 1,
             limits: Limits::default(),
+            ucx: None,
             telemetry: None,
         };
         let nothing = Arc::new(Keeper::new(vec![], SOON)).owner(0);

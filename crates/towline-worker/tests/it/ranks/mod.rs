@@ -86,6 +86,7 @@ fn config(name: &AgentName, engine: u8, layout: String) -> AgentConfig {
         tcp_streams: 1,
         // As often as can be, so that tests that wait for heartbeats are short.
         limits: Limits { heartbeat: Duration::from_millis(10), ..Limits::default() },
+        ucx: None,
         telemetry: None,
     }
 }
