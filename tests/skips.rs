@@ -4,6 +4,7 @@ use std::fs::OpenOptions;
 use std::io::Write;
 
 /// Notes that `check` was skipped. `scripts/test.sh` prints the table.
+#[expect(clippy::print_stderr, reason = "a person who runs the tests sees it")]
 pub(crate) fn note(check: &str, reason: &str) {
     eprintln!("skipped: {check}: {reason}");
     let Some(file) = std::env::var_os("TOWLINE_SKIPS") else { return };

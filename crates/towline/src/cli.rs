@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use towline_fabric::UcxConfig;
 use towline_router::WorkerUrl;
 
 use crate::bench::BenchArgs;
@@ -229,6 +230,8 @@ pub(crate) struct EngineArgs {
     /// How the KV crosses: auto prefers shm and falls back to tcp
     #[arg(long, value_name = "TRANSPORT", value_enum, default_value = "auto")]
     pub(crate) transport: Transport,
+    #[command(flatten)]
+    pub(crate) ucx: UcxArgs,
     /// What a decode worker does when the KV can't be fetched
     #[arg(long, value_name = "POLICY", value_enum, default_value = "fail")]
     pub(crate) on_kv_failure: OnKvFailure,
@@ -246,6 +249,26 @@ pub(crate) struct EngineArgs {
     /// How long a prefill worker keeps KV for a decode worker that doesn't come, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) lease_seconds: u64,
+}
+
+/// How UCX is opened, where it is asked for. Variables `UCX_…` hold as usual.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct UcxArgs {
+    /// With --transport ucx: UCX's library, libucp; without it, the one that is loaded or that the loader finds
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ucx_library: Option<PathBuf>,
+    /// With --transport ucx: also use what needs no RDMA device (UCX's tcp, which emulates it in software, and shared memory); it
+    /// trusts addresses in what peers send
+    #[arg(long, value_name = "SWITCH", value_enum, default_value = "off")]
+    pub(crate) ucx_software: Switch,
+}
+
+impl UcxArgs {
+    /// For an agent.
+    pub(crate) fn config(&self) -> UcxConfig {
+        let (library, software) = (self.ucx_library.clone(), self.ucx_software == Switch::On);
+        UcxConfig { library, software, options: Vec::new() }
+    }
 }
 
 /// What the path of the KV must be.
@@ -317,6 +340,8 @@ pub(crate) enum Transport {
     Shm,
     /// TCP
     Tcp,
+    /// UCX, which is opened at run time: RDMA where there are devices
+    Ucx,
 }
 
 /// Fail the request or compute the prompt again.

@@ -78,6 +78,7 @@ fn config(args: WorkerArgs, key: ClusterKey) -> WorkerConfig {
             Transport::Auto => serve::Transport::Auto,
             Transport::Shm => serve::Transport::Shm,
             Transport::Tcp => serve::Transport::Tcp,
+            Transport::Ucx => serve::Transport::Ucx(engine.ucx.config()),
         },
         shm: args.shm_dir.map_or(ShmConfig::Abstract, ShmConfig::Dir),
         copy_threads: args.copy_threads.into(),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use towline_fabric::{ShmConfig, Telemetry, TransportChoice};
+use towline_fabric::{ShmConfig, Telemetry, TransportChoice, UcxConfig};
 use towline_wire::auth::ClusterKey;
 use towline_wire::contract::Contract;
 use towline_wire::digest::DigestMode;
@@ -16,7 +16,7 @@ use crate::model::STEP_TOKENS_DEFAULT;
 use crate::pool::{BlockOrder, PrefixCache};
 
 /// Which wire carries KV.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
     /// The best that both workers have.
     #[default]
@@ -25,14 +25,17 @@ pub enum Transport {
     Shm,
     /// TCP, or none.
     Tcp,
+    /// UCX, opened so, or none.
+    Ucx(UcxConfig),
 }
 
 impl Transport {
-    pub(super) fn choice(self) -> TransportChoice {
+    pub(super) fn choice(&self) -> TransportChoice {
         match self {
             Self::Auto => TransportChoice::Auto,
             Self::Shm => TransportChoice::Only(TransportKind::Shm),
             Self::Tcp => TransportChoice::Only(TransportKind::Tcp),
+            Self::Ucx(_) => TransportChoice::Only(TransportKind::Ucx),
         }
     }
 }
@@ -56,7 +59,7 @@ pub struct WorkerConfig {
     pub name: Option<String>,
     /// Which wire KV may take, offered and used.
     pub transport: Transport,
-    /// Where workers of one host find each other's memory; off when `transport` is tcp.
+    /// Where workers of one host find each other's memory; off when `transport` is tcp or ucx.
     pub shm: ShmConfig,
     /// Threads that copy KV out of shared memory, 1 to 64. Default 2.
     pub copy_threads: usize,
@@ -139,6 +142,14 @@ impl WorkerConfig {
 
     /// The shared memory that is offered.
     pub(super) fn shm(&self) -> ShmConfig {
-        if self.transport == Transport::Tcp { ShmConfig::Off } else { self.shm.clone() }
+        match self.transport {
+            Transport::Auto | Transport::Shm => self.shm.clone(),
+            Transport::Tcp | Transport::Ucx(_) => ShmConfig::Off,
+        }
+    }
+
+    /// UCX, if it is the one.
+    pub(super) fn ucx(&self) -> Option<UcxConfig> {
+        if let Transport::Ucx(config) = &self.transport { Some(config.clone()) } else { None }
     }
 }

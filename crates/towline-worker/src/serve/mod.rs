@@ -237,12 +237,12 @@ fn handoff(config: &WorkerConfig, pool: KvPool, fingerprint: Fingerprint) -> Res
         listen: config.kv_listen,
         advertise: config.kv_advertise.clone(),
         shm: config.shm(),
-        tcp: config.transport != Transport::Shm,
+        tcp: matches!(config.transport, Transport::Auto | Transport::Tcp),
         fingerprint,
         copy_threads: config.copy_threads,
         tcp_streams: config.tcp_streams,
         limits: Limits::default(),
-        ucx: None,
+        ucx: config.ucx(),
         telemetry: config.telemetry.clone(),
     };
     let settings = HandoffConfig {

@@ -15,5 +15,7 @@ mod kernels;
 mod loader;
 mod ranks;
 mod reference;
+#[path = "../../../../tests/skips.rs"]
+mod skips;
 mod support;
 mod tokenizer;

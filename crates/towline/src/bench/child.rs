@@ -13,6 +13,8 @@ use serde::Deserialize;
 use towline_wire::auth::ClusterKey;
 
 use super::flags::KvArgs;
+use towline_fabric::UcxConfig;
+
 use crate::cli::Global;
 use crate::{up, worker};
 
@@ -40,6 +42,11 @@ impl OwnerProcess {
         command.args(["bench", "kv", "--listen=127.0.0.1:0", "--stop-with-parent", "--config=/dev/null"]);
         command.args(["--format=json", &format!("--log={}", global.log)]);
         command.arg(format!("--tcp-streams={}", args.tcp_streams));
+        if let Some(UcxConfig { library, software, .. }) = args.ucx() {
+            command
+                .args(["--transport=ucx", if software { "--ucx-software=on" } else { "--ucx-software=off" }]);
+            library.iter().for_each(|file| _ = command.arg("--ucx-library").arg(file));
+        }
         for (variable, _) in std::env::vars_os().filter(|(name, _)| up::is_setting(name)) {
             command.env_remove(variable);
         }

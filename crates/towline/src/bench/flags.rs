@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::builder::PossibleValuesParser;
 use clap::{ArgAction, Args, ValueEnum};
 use serde::Serialize;
+use towline_fabric::UcxConfig;
 use towline_fabric::region::REGION_BYTES_MAX;
 use towline_wire::receipt::{Op, TransportKind};
 
@@ -15,6 +16,7 @@ use super::model::{MODELS, Model};
 use super::pattern::WORD_BYTES;
 use super::reshard::Reshard;
 use super::shape::Shape;
+use crate::cli::UcxArgs;
 use crate::value::{ByteSize, listen_address};
 
 /// What moves when nothing is said.
@@ -74,6 +76,8 @@ pub(crate) struct KvArgs {
     /// TCP streams between a pair, and threads that serve them
     #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(1..=16))]
     pub(crate) tcp_streams: u8,
+    #[command(flatten)]
+    pub(crate) ucx: UcxArgs,
     /// Check every byte after each repetition, outside the timer, with a new source and a poisoned destination
     #[arg(long, value_name = "VERIFY", value_enum, default_value = "full")]
     pub(crate) verify: Verify,
@@ -108,6 +112,8 @@ pub(crate) enum Wire {
     Shm,
     /// TCP
     Tcp,
+    /// UCX, which is opened at run time
+    Ucx,
 }
 
 /// Directions.
@@ -175,6 +181,11 @@ struct Load {
 }
 
 impl KvArgs {
+    /// How UCX is opened, if it is measured.
+    pub(crate) fn ucx(&self) -> Option<UcxConfig> {
+        self.transport.contains(&Wire::Ucx).then(|| self.ucx.config())
+    }
+
     /// Every case of the sweep, in order.
     ///
     /// # Errors
@@ -202,6 +213,7 @@ impl KvArgs {
         let transport = match wire {
             Wire::Shm => TransportKind::Shm,
             Wire::Tcp => TransportKind::Tcp,
+            Wire::Ucx => TransportKind::Ucx,
         };
         let op = match op {
             OpWord::Read => Op::Read,

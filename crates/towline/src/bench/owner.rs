@@ -47,7 +47,8 @@ pub(crate) fn run(global: &Global, args: &KvArgs, matches: &ArgMatches) -> Resul
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("can't start")?;
     runtime.block_on(async {
         let stopped = stop::watch(args.stop_with_parent)?;
-        let config = AgentConfig { listen, ..agent_config("owner", key, Threads::of(args))? };
+        let config =
+            AgentConfig { listen, ucx: args.ucx(), ..agent_config("owner", key, Threads::of(args))? };
         let serving = Serving::start(config)?;
         announce(global.format, serving.agent.address())?;
         stopped.cancelled().await;

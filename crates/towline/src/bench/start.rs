@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde::Serialize;
-use towline_fabric::Agent;
+use towline_fabric::{Agent, AgentConfig, UcxConfig};
 use towline_wire::auth::ClusterKey;
 use towline_wire::receipt::TransportKind;
 
@@ -37,11 +37,11 @@ impl Start {
     pub(crate) fn measure(
         key: &ClusterKey,
         address: &str,
-        (transport, threads): (TransportKind, Threads),
+        (transport, threads, ucx): (TransportKind, Threads, Option<UcxConfig>),
     ) -> Result<Self> {
         let mut times: [Vec<Duration>; 4] = Default::default();
         for _ in 0..STARTS {
-            let config = agent_config("starter", key.clone(), threads)?;
+            let config = AgentConfig { ucx: ucx.clone(), ..agent_config("starter", key.clone(), threads)? };
             let started = Instant::now();
             let agent = Agent::start(config, Arc::new(Deaf))?;
             let listening = Instant::now();

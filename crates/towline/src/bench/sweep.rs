@@ -10,7 +10,7 @@
 
 use anyhow::{Context, Result, anyhow};
 use clap::ArgMatches;
-use towline_fabric::Agent;
+use towline_fabric::{Agent, AgentConfig};
 use towline_wire::auth::ClusterKey;
 use towline_wire::receipt::TransportKind;
 
@@ -52,7 +52,7 @@ pub(crate) fn run(global: &Global, args: &KvArgs, matches: &ArgMatches) -> Resul
     let reporter = Reporter::new(global.format);
     reporter.machine(&machine::Machine::read())?;
     let mut rows = Vec::new();
-    for transport in [TransportKind::Shm, TransportKind::Tcp] {
+    for transport in [TransportKind::Shm, TransportKind::Tcp, TransportKind::Ucx] {
         if let Some(case) = cases.iter().find(|case| case.transport == transport) {
             reporter.start(&session.start_of_an_agent(case)?)?;
         }
@@ -131,13 +131,14 @@ impl<'a> Session<'a> {
         self.people(case)?;
         let own = self.children.first().map(|child| child.address.clone());
         let address = own.or_else(|| self.args.connect.first().cloned()).context("no owner")?;
-        Start::measure(&self.key, &address, (case.transport, Threads::of(self.args)))
+        Start::measure(&self.key, &address, (case.transport, Threads::of(self.args), self.args.ucx()))
     }
 
     /// Agents and owners that the case needs and that aren't there yet.
     fn people(&mut self, case: &Case) -> Result<()> {
         while self.agents.len() < case.initiators() as usize {
             let config = agent_config("initiator", self.key.clone(), Threads::of(self.args))?;
+            let config = AgentConfig { ucx: self.args.ucx(), ..config };
             self.agents.push(Agent::start(config, std::sync::Arc::new(super::owner::Deaf))?);
         }
         while self.args.connect.is_empty() && self.children.len() < case.owners() as usize {

@@ -138,7 +138,7 @@ fn errors_name_the_key_of_a_bad_value() {
         ("[worker]\nthreads = 'many'", "worker.threads", "invalid value 'many'"),
         ("[worker]\nthreads = 0", "worker.threads", "0 is not in"),
         ("[worker]\nthreads = [1, 2]", "worker.threads", "found array"),
-        ("[worker]\ntransport = 'rdma'", "worker.transport", "[possible values: auto, shm, tcp]"),
+        ("[worker]\ntransport = 'rdma'", "worker.transport", "[possible values: auto, shm, tcp, ucx]"),
         ("[up]\naggregated = 'yes'", "up.aggregated", "expected true or false"),
         ("[up]\nmodel = true", "up.model", "expected a text or a number"),
         ("format = 'xml'", "format", "invalid value 'xml'"),

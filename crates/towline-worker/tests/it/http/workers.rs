@@ -1,13 +1,14 @@
 //! Whole workers over a tiny model: started, asked, handed over from one to the other, stopped.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use towline_fabric::{Agent, AgentConfig, ConnectOptions, Limits, ShmConfig};
+use towline_fabric::{Agent, AgentConfig, ConnectOptions, Limits, ShmConfig, UcxConfig};
+use towline_ffi::ucx::Ucx;
 use towline_wire::auth::ClusterKey;
 use towline_wire::card::Fingerprint;
 use towline_wire::engine_card::RankAgent;
@@ -19,7 +20,7 @@ use towline_worker::testing::TinyModel;
 
 use super::client::{Reply, SOON, call, metric_at, request, until};
 use super::log::heard;
-use crate::support;
+use crate::{skips, support};
 
 fn config(model: &Path, role: Role) -> WorkerConfig {
     WorkerConfig {
@@ -81,7 +82,7 @@ async fn two_legs_answer_as_one_worker_does_over_every_transport() {
     let alone = start(config(&model.path, Role::Aggregated)).await;
     for (transport, wire, evidence) in [(Transport::Shm, "shm", "mapping"), (Transport::Tcp, "tcp", "socket")]
     {
-        let of = |role| WorkerConfig { transport, ..config(&model.path, role) };
+        let of = |role| WorkerConfig { transport: transport.clone(), ..config(&model.path, role) };
         let (prefill, decode) = (start(of(Role::Prefill)).await, start(of(Role::Decode)).await);
         for prompt in ["hi", "The world, and all that is in it: 世界 🌍", &"the other one ".repeat(30)] {
             let body = ask(prompt, 12);
@@ -109,6 +110,32 @@ async fn two_legs_answer_as_one_worker_does_over_every_transport() {
         decode.end().await;
     }
     alone.end().await;
+}
+
+/// Over UCX's tcp, so no device is needed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_legs_over_ucx_answer_as_one_worker_does() {
+    let library = std::env::var_os("TOWLINE_UCX_LIBRARY").map(PathBuf::from);
+    if let Err(why) = Ucx::open(library.as_deref()) {
+        return skips::note("UCX", &format!("{why} (apt-get install libucx0)"));
+    }
+    let model = support::write(&TinyModel::default());
+    let alone = start(config(&model.path, Role::Aggregated)).await;
+    let ucx = UcxConfig { library, software: true, ..UcxConfig::default() };
+    let of = |role| WorkerConfig { transport: Transport::Ucx(ucx.clone()), ..config(&model.path, role) };
+    let (prefill, decode) = (start(of(Role::Prefill)).await, start(of(Role::Decode)).await);
+    let body = ask(&"the other one ".repeat(30), 12);
+    let expected = alone.complete(&body).await.json();
+    // At once, while both may still be opening the library.
+    let reply = two_legs(&prefill, &decode, &body).await;
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    let answer = reply.json();
+    assert_eq!(answer["choices"], expected["choices"]);
+    let receipt = &answer["usage"]["towline_receipt"];
+    assert_eq!((&receipt["transport"], &receipt["verified_by"]), (&json!("ucx"), &json!("library")));
+    for worker in [alone, prefill, decode] {
+        worker.end().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

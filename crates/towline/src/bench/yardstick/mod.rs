@@ -148,16 +148,18 @@ pub(crate) struct Yardstick {
 impl Yardstick {
     /// Those that fit the case's wire.
     pub(crate) fn new(case: &Case, links: &Links, threads: Threads) -> Self {
-        if case.transport != TransportKind::Shm {
-            return Self {
-                main: Choice::new("tcp-streams", Flooding::scales(case, links, threads)),
-                cma: None,
-            };
-        }
-        Self {
-            main: Choice::new("memcpy", Copying::scales(case, links, threads)),
-            cma: Some(Choice::new("cma", Crossing::scales(case, links, threads))),
-        }
+        let (main, cma) = match case.transport {
+            TransportKind::Shm => {
+                let crossing = Choice::new("cma", Crossing::scales(case, links, threads));
+                (Choice::new("memcpy", Copying::scales(case, links, threads)), Some(crossing))
+            }
+            TransportKind::Tcp => (Choice::new("tcp-streams", Flooding::scales(case, links, threads)), None),
+            TransportKind::Ucx | TransportKind::Libfabric => {
+                let unknown = Err(anyhow!("what the wires of {} can do is not measured", case.transport));
+                (Choice::new("none", unknown), None)
+            }
+        };
+        Self { main, cma }
     }
 
     /// Bytes that it needs beside the transfer's memories: for a check before anything is allocated.
