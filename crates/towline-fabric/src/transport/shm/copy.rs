@@ -152,6 +152,11 @@ impl Shared {
                 return None;
             }
             if let Some(work) = queue.work.pop_front() {
+                // Each thread wakes the next one: whoever posts several slices wakes one thread, and is not pushed aside by the others
+                // before it has returned.
+                if !queue.work.is_empty() {
+                    self.filled.notify_one();
+                }
                 return Some(Task::Copy(work));
             }
             if let Some((memory, offset)) = queue.unpopulated.pop_front() {
@@ -220,9 +225,13 @@ impl Copiers {
             drop(queue);
             return work.slice.complete(Err(PathError::Closed("the agent stopped".into())));
         }
+        let is_first = queue.work.is_empty();
         queue.work.push_back(work);
         drop(queue);
-        self.shared.filled.notify_one();
+        // Whoever takes the one before wakes another for this one.
+        if is_first {
+            self.shared.filled.notify_one();
+        }
     }
 
     /// Ends the threads, after the slices they are at; what waits completes with an error.
