@@ -15,7 +15,7 @@ use super::endpoint::{Endpoint, RemoteKey};
 use super::status::Begun;
 use super::worker::Ended;
 
-/// Is told what became of a batch, or of an endpoint, by [`Worker::progress`].
+/// Is told what became of a batch, or of an endpoint, by [`Worker::progress`](super::Worker::progress).
 pub type Finished = Box<dyn FnOnce(Result<(), UcxError>)>;
 
 /// Requests of one endpoint, between one local and one remote memory if there are any. When it is dropped nothing more joins; when all

@@ -7,7 +7,7 @@
 //!
 //! **One thread**, `towline-ucx`: it opens the library in the background, so that an agent is ready before (10 to 500 ms, most of it
 //! devices); until then connects that want this transport and no other wait, and others go over what there is. It sleeps on the worker's file
-//! unless something is in flight, and looks around for at most 100 µs before that while answers come quickly ([`Spin`](crate::io::Spin)).
+//! unless something is in flight, and looks around for at most 100 µs before that while answers come quickly (`io::Spin`).
 //!
 //! **What guards it.** Nobody judges a read here, as over shared memory: the fence tells. A region that is deregistered is unmapped, and
 //! its key then opens nothing. What the software paths of UCX trust, docs/threat-model.md says; they are off unless allowed.
